@@ -1,0 +1,104 @@
+// Package conf reads the two configurations that Ocihold works by: its own,
+// and what CRI-O's says, by CRI-O's rules. It also renders what CRI-O has to be
+// told: a drop-in for crio.conf.d and an OCI hook file.
+//
+// Ocihold's own configuration is one TOML file and the *.toml files of the
+// directory named like it with ".d" added, in lexical order; a later file
+// overrides single keys of an earlier one. Every key has a default. A key that
+// Ocihold does not know, and a value of the wrong type, are errors that name
+// file and line, so that a misspelt setting is never silently a default.
+//
+// CRI-O's configuration is only ever read. What CRI-O takes from its command
+// line or environment is not seen here.
+//
+// Nothing in this package is kept between calls, and nothing on the host is
+// changed. [Config.Validate], [DropIn] and [HookFile] are pure: whether a path
+// exists is for others to find out.
+package conf
+
+// DefaultFile is where Ocihold's configuration is looked for when no file is
+// named.
+const DefaultFile = "/etc/ocihold/ocihold.toml"
+
+// Values of [Volumes.MountAPI].
+const (
+	// MountAuto takes fsconfig where the kernel has it, else mount.
+	MountAuto = "auto"
+	// MountFsconfig is fsopen(2) and fsconfig(2) with one lowerdir+ for each
+	// layer.
+	MountFsconfig = "fsconfig"
+	// MountMount is mount(2) with all layers in one lowerdir option.
+	MountMount = "mount"
+)
+
+// Config is Ocihold's configuration.
+type Config struct {
+	// RunDir is the absolute directory for sockets, mounts and everything
+	// else that does not outlive a boot.
+	RunDir string `toml:"run_dir"`
+	// StateDir is the absolute directory for downloads under way and for the
+	// cache of where blobs were seen: what may be large, and may be lost. It
+	// should be on a disk, and has no other user.
+	StateDir string `toml:"state_dir"`
+	// LogLevel is the least severe level that is logged, by logrus' names.
+	LogLevel string `toml:"log_level"`
+
+	CRIO    CRIOLocation `toml:"crio"`
+	NRI     NRI          `toml:"nri"`
+	Hook    Hook         `toml:"hook"`
+	Volumes Volumes      `toml:"volumes"`
+}
+
+// CRIOLocation says where CRI-O's configuration is; see [ReadCRIO].
+type CRIOLocation struct {
+	// Config is the absolute path that CRI-O is given as --config.
+	Config string `toml:"config"`
+	// ConfigDir is the absolute path that CRI-O is given as --config-dir.
+	ConfigDir string `toml:"config_dir"`
+}
+
+// NRI says how Ocihold registers as an NRI plugin.
+type NRI struct {
+	// PluginName is the name it registers with.
+	PluginName string `toml:"plugin_name"`
+	// PluginIndex is two digits; NRI calls plugins in the order of their
+	// index.
+	PluginIndex string `toml:"plugin_index"`
+	// Socket is the absolute path of CRI-O's NRI socket; empty means the one
+	// that CRI-O's configuration names ([CRIONRI.Listen]).
+	Socket string `toml:"socket"`
+}
+
+// Hook says where the OCI hook is that refuses a container whose volumes were
+// not injected.
+type Hook struct {
+	// Guard is the absolute path of the hook program, as CRI-O sees it. CRI-O
+	// silently leaves out a hook whose program does not exist.
+	Guard string `toml:"guard"`
+	// Dir is the absolute directory of the hook file; empty means one that
+	// CRI-O reads anyway. See [HookDir].
+	Dir string `toml:"dir"`
+}
+
+// Volumes says how image volumes are mounted.
+type Volumes struct {
+	// MountAPI is one of MountAuto, MountFsconfig and MountMount.
+	MountAPI string `toml:"mount_api"`
+}
+
+// Default returns the configuration that holds where no file says otherwise.
+func Default() Config {
+	return Config{
+		RunDir:   "/run/ocihold",
+		StateDir: "/var/lib/ocihold",
+		LogLevel: "info",
+		CRIO:     CRIOLocation{Config: DefaultCRIOFile, ConfigDir: DefaultCRIODir},
+		NRI:      NRI{PluginName: "ocihold", PluginIndex: "10"},
+		Hook:     Hook{Guard: "/usr/libexec/ocihold/ocihold-guard"},
+		Volumes:  Volumes{MountAPI: MountAuto},
+	}
+}
+
+// MountsDir is the directory below which the shared mounts of volumes are
+// attached.
+func (c Config) MountsDir() string { return c.RunDir + "/mounts" }

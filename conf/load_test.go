@@ -1,0 +1,274 @@
+package conf
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/BurntSushi/toml"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// writeFiles writes files by relative path below a new directory and returns
+// it.
+func writeFiles(t *testing.T, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		path := filepath.Join(dir, name)
+		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
+	}
+	return dir
+}
+
+func TestLoad(t *testing.T) {
+	dir := writeFiles(t, map[string]string{
+		"ocihold.toml": `
+run_dir = "/a"
+log_level = "debug"
+crio.config = "/b/crio.conf"
+[nri]
+plugin_name = "n"
+plugin_index = "07"
+socket = "/b/nri.sock"
+[hook]
+guard = "/b/guard"
+dir = "/b/hooks.d"
+[volumes]
+mount_api = "mount"
+`,
+		"ocihold.toml.d/20-b.toml":     "log_level = \"warn\"\nnri = { plugin_index = \"20\" }",
+		"ocihold.toml.d/10-a.toml":     "log_level = \"trace\"\nrun_dir = \"/c\"",
+		"ocihold.toml.d/30-c.conf":     "not read",
+		"ocihold.toml.d/sub/40-d.toml": "not read",
+	})
+	c, err := Load(filepath.Join(dir, "ocihold.toml"), true)
+	require.NoError(t, err)
+	assert.Equal(t, Config{
+		RunDir:   "/c",
+		StateDir: "/var/lib/ocihold",
+		LogLevel: "warn",
+		CRIO:     CRIOLocation{Config: "/b/crio.conf", ConfigDir: "/etc/crio/crio.conf.d"},
+		NRI:      NRI{PluginName: "n", PluginIndex: "20", Socket: "/b/nri.sock"},
+		Hook:     Hook{Guard: "/b/guard", Dir: "/b/hooks.d"},
+		Volumes:  Volumes{MountAPI: "mount"},
+	}, c)
+	assert.Equal(t, "/c/mounts", c.MountsDir())
+}
+
+func TestLoadAbsent(t *testing.T) {
+	dir := writeFiles(t, map[string]string{"none.toml.d/a.toml": `run_dir = "/a"`})
+
+	c, err := Load(filepath.Join(dir, "absent.toml"), false)
+	require.NoError(t, err)
+	assert.Equal(t, Default(), c)
+
+	c, err = Load(filepath.Join(dir, "none.toml"), false)
+	require.NoError(t, err, "drop-ins without a main file")
+	assert.Equal(t, "/a", c.RunDir)
+
+	_, err = Load(filepath.Join(dir, "absent.toml"), true)
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	assert.ErrorContains(t, err, "absent.toml")
+
+	_, err = Load(dir, false)
+	assert.Error(t, err, "a directory is not an absent file")
+}
+
+func TestLoadRefuses(t *testing.T) {
+	for name, tc := range map[string]struct {
+		main, dropIn string
+		want         []string // lines; DIR stands for the directory
+	}{
+		"unknown key at the top": {
+			main: "\nrun_dri = \"/a\"\n",
+			want: []string{`DIR/o.toml:2: unknown key "run_dri"; did you mean "run_dir"?`},
+		},
+		"unknown key in a table": {
+			main: "# comment\n[volumes]\n\n\n\n\nmount_ap = \"auto\"\n",
+			want: []string{`DIR/o.toml:7: unknown key "volumes.mount_ap"; did you mean "volumes.mount_api"?`},
+		},
+		"unknown table, its keys not told": {
+			main: "[volume]\nmount_api = \"auto\"\nx.y = 1\n",
+			want: []string{`DIR/o.toml:1: unknown key "volume"; did you mean "volumes"?`},
+		},
+		"unknown table below a known one": {
+			main: "[nri.sockets]\na = 1\n",
+			want: []string{`DIR/o.toml:1: unknown key "nri.sockets"; did you mean "nri.socket"?`},
+		},
+		"unknown array of tables": {
+			main: "[[hooks]]\na = 1\n[[hooks]]\na = 2\n",
+			want: []string{`DIR/o.toml:3: unknown key "hooks"; did you mean "hook"?`},
+		},
+		"unknown dotted key": {
+			main: "log_level = \"info\"\nhook.gard = \"/a\"\n",
+			want: []string{`DIR/o.toml:2: unknown key "hook.gard"; did you mean "hook.guard"?`},
+		},
+		"unknown key in an inline table": {
+			main: "crio = { config = \"/a\", configdir = \"/b\" }\n",
+			want: []string{`DIR/o.toml:1: unknown key "crio.configdir"; did you mean "crio.config_dir"?`},
+		},
+		"right key in the wrong table": {
+			main: "mount_api = \"auto\"\n",
+			want: []string{`DIR/o.toml:1: unknown key "mount_api"; did you mean "volumes.mount_api"?`},
+		},
+		"other case": {
+			main: "[NRI]\n",
+			want: []string{`DIR/o.toml:1: unknown key "NRI"; did you mean "nri"?`},
+		},
+		"quoted key": {
+			main: "\"run dir\" = \"/a\"\n",
+			want: []string{`DIR/o.toml:1: unknown key "\"run dir\""; did you mean "run_dir"?`},
+		},
+		"key below a value": {
+			main: "[log_level]\nx = 1\n",
+			want: []string{`DIR/o.toml:1: key "log_level" must be a string, not a table`},
+		},
+		"unknown key in a drop-in": {
+			main:   "run_dir = \"/a\"\n",
+			dropIn: "[volumes]\nmount_ap = \"auto\"\n",
+			want:   []string{`DIR/o.toml.d/a.toml:2: unknown key "volumes.mount_ap"; did you mean "volumes.mount_api"?`},
+		},
+		"several faults": {
+			main: "a = 1\nrun_dir = true\n[crio]\nconfig = 3\nb = [1,\n2]\nc = 1\n",
+			want: []string{
+				`DIR/o.toml:1: unknown key "a"; did you mean "run_dir"?`,
+				`DIR/o.toml:2: key "run_dir" must be a string, not a bool`,
+				`DIR/o.toml:4: key "crio.config" must be a string, not an integer`,
+				`DIR/o.toml:5: unknown key "crio.b"; did you mean "crio.config"?`,
+				`DIR/o.toml:7: unknown key "crio.c"; did you mean "crio.config"?`,
+			},
+		},
+		"array for text": {
+			main: "\n[nri]\nsocket = [\"/a\"]\n",
+			want: []string{`DIR/o.toml:3: key "nri.socket" must be a string, not an array`},
+		},
+		"text for a table": {
+			main: "volumes = \"auto\"\n",
+			want: []string{`DIR/o.toml:1: key "volumes" must be a table, not a string`},
+		},
+		"array of tables for a table": {
+			main: "[[volumes]]\nmount_api = \"auto\"\n",
+			want: []string{`DIR/o.toml:1: key "volumes" must be a table, not an array of tables`},
+		},
+		"wrong type in a drop-in": {
+			dropIn: "\nlog_level = 3\n",
+			want:   []string{`DIR/o.toml.d/a.toml:2: key "log_level" must be a string, not an integer`},
+		},
+		"syntax": {
+			main: "run_dir = \"/a\"\nlog_level = loud\n",
+			want: []string{`DIR/o.toml:2: expected value but found "loud" instead`},
+		},
+		"same key twice": {
+			main: "run_dir = \"/a\"\nrun_dir = \"/b\"\n",
+			want: []string{`DIR/o.toml:2: Key 'run_dir' has already been defined.`},
+		},
+		"value": {
+			main: "[volumes]\nmount_api = \"fuse\"\n",
+			want: []string{`validate configuration of DIR/o.toml: volumes.mount_api = "fuse": must be one of auto, fsconfig, mount`},
+		},
+		"value in a drop-in": {
+			dropIn: "log_level = \"loud\"\n",
+			want:   []string{`validate configuration of DIR/o.toml: log_level = "loud": must be one of panic, fatal, error, warn, info, debug, trace`},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := writeFiles(t, map[string]string{"o.toml": tc.main, "o.toml.d/a.toml": tc.dropIn})
+			c, err := Load(filepath.Join(dir, "o.toml"), true)
+			require.Error(t, err)
+			assert.Equal(t, strings.Join(tc.want, "\n"), strings.ReplaceAll(err.Error(), dir, "DIR"))
+			assert.Zero(t, c)
+		})
+	}
+}
+
+func TestValidate(t *testing.T) {
+	require.NoError(t, Default().Validate())
+	for name, tc := range map[string]struct {
+		change func(*Config)
+		want   string
+	}{
+		"relative run_dir":    {func(c *Config) { c.RunDir = "run" }, `run_dir = "run": must be an absolute path`},
+		"empty run_dir":       {func(c *Config) { c.RunDir = "" }, `run_dir = "": must be an absolute path`},
+		"root as run_dir":     {func(c *Config) { c.RunDir = "/a/.." }, `run_dir = "/a/..": must not be the root directory`},
+		"relative state_dir":  {func(c *Config) { c.StateDir = "lib" }, `state_dir = "lib": must be an absolute path`},
+		"root as state_dir":   {func(c *Config) { c.StateDir = "//" }, `state_dir = "//": must not be the root directory`},
+		"log_level":           {func(c *Config) { c.LogLevel = "" }, `log_level = "": must be one of panic, fatal, error, warn, info, debug, trace`},
+		"relative config":     {func(c *Config) { c.CRIO.Config = "a" }, `crio.config = "a": must be an absolute path`},
+		"relative config_dir": {func(c *Config) { c.CRIO.ConfigDir = "a" }, `crio.config_dir = "a": must be an absolute path`},
+		"no plugin name":      {func(c *Config) { c.NRI.PluginName = "" }, `nri.plugin_name = "": must not be empty`},
+		"one digit":           {func(c *Config) { c.NRI.PluginIndex = "1" }, `nri.plugin_index = "1": must be two digits`},
+		"three digits":        {func(c *Config) { c.NRI.PluginIndex = "100" }, `nri.plugin_index = "100": must be two digits`},
+		"no digits":           {func(c *Config) { c.NRI.PluginIndex = "ab" }, `nri.plugin_index = "ab": must be two digits`},
+		"relative socket":     {func(c *Config) { c.NRI.Socket = "a" }, `nri.socket = "a": must be an absolute path`},
+		"relative guard":      {func(c *Config) { c.Hook.Guard = "ocihold-guard" }, `hook.guard = "ocihold-guard": must be an absolute path`},
+		"no guard":            {func(c *Config) { c.Hook.Guard = "" }, `hook.guard = "": must be an absolute path`},
+		"relative hook dir":   {func(c *Config) { c.Hook.Dir = "a" }, `hook.dir = "a": must be an absolute path`},
+		"mount_api":           {func(c *Config) { c.Volumes.MountAPI = "" }, `volumes.mount_api = "": must be one of auto, fsconfig, mount`},
+		"all are told": {
+			func(c *Config) { c.NRI.PluginName, c.NRI.PluginIndex = "", "" },
+			"nri.plugin_name = \"\": must not be empty\nnri.plugin_index = \"\": must be two digits",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := Default()
+			tc.change(&c)
+			assert.EqualError(t, c.Validate(), tc.want)
+		})
+	}
+}
+
+// The sample shows every key, commented out, with its default.
+func TestSample(t *testing.T) {
+	const sample = "../contrib/ocihold.toml"
+	c, err := Load(sample, true)
+	require.NoError(t, err)
+	assert.Equal(t, Default(), c)
+
+	text, err := os.ReadFile(sample)
+	require.NoError(t, err)
+	text = regexp.MustCompile(`(?m)^# ([a-z_]+ = )`).ReplaceAll(text, []byte("$1"))
+	c = Config{}
+	require.NoError(t, c.parse(sample, string(text)))
+	assert.Equal(t, Default(), c)
+
+	var tree map[string]any
+	shown, err := toml.Decode(string(text), &tree)
+	require.NoError(t, err)
+	known, err := knownKeys()
+	require.NoError(t, err)
+	assert.ElementsMatch(t, known.Keys(), shown.Keys())
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add("run_dir = \"/a\"\n[volumes]\nmount_ap = 1\n")
+	f.Add("[[nri]]\nx.\"y z\" = { a = [1, {b = 2}] }\n[nri.socket]\n")
+	f.Add("crio.config = 1979-05-27T07:32:00Z\nRUN_DIR = 'x'")
+	f.Fuzz(func(t *testing.T, text string) {
+		c := Default()
+		err := c.parse("f", text)
+		if err == nil {
+			// What is accepted means the same when it is written down.
+			again, err := toml.Marshal(c)
+			require.NoError(t, err)
+			var d Config
+			require.NoError(t, d.parse("g", string(again)))
+			assert.Equal(t, c, d)
+			return
+		}
+		assert.Equal(t, Default(), c, "changed in spite of %v", err)
+		lines := strings.Count(text, "\n") + 1
+		for _, fault := range strings.Split(err.Error(), "\n") {
+			var n int
+			_, scanErr := fmt.Sscanf(fault, "f:%d: ", &n)
+			require.NoError(t, scanErr, "no line in %q", fault)
+			assert.True(t, n >= 1 && n <= lines+1, "line %d of %d in %q", n, lines, fault)
+		}
+	})
+}
