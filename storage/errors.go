@@ -1,0 +1,41 @@
+package storage
+
+import "errors"
+
+var (
+	// ErrNotFound is returned when the root has no such image, or the registry no such manifest.
+	ErrNotFound = errors.New("image not found")
+
+	// ErrAmbiguous is returned when an id prefix fits several images and no image has that text as its name.
+	ErrAmbiguous = errors.New("image id prefix is ambiguous")
+
+	// ErrInvalidReference is returned for text that is neither an image reference nor an image id.
+	ErrInvalidReference = errors.New("invalid image reference")
+
+	// ErrBadRecord is returned for an image whose record in the root is damaged: a name without a tag or digest, no
+	// manifest, or a layer that is not there.
+	ErrBadRecord = errors.New("bad image record")
+
+	// ErrUnsupported is returned for what the package does not do: another driver than overlay, mount_program,
+	// composefs, Docker's schema 1 manifests, OCI artifacts.
+	ErrUnsupported = errors.New("not supported")
+
+	// ErrUnauthorized is returned when the registry refuses the pull with the credentials at hand.
+	ErrUnauthorized = errors.New("registry refused access")
+
+	// ErrRegistryUnavailable is returned when the registry cannot be reached, breaks off, or answers that it cannot
+	// serve now.
+	ErrRegistryUnavailable = errors.New("registry unavailable")
+
+	// ErrDigestMismatch is returned when the registry sends other content than the digest asks for.
+	ErrDigestMismatch = errors.New("digest mismatch")
+
+	// ErrSignature is returned when the node's signature policy rejects the image.
+	ErrSignature = errors.New("signature policy rejects the image")
+
+	// ErrDiskFull is returned when the root's or the temporary directory's file system is full.
+	ErrDiskFull = errors.New("disk full")
+
+	// ErrClosed is returned from calls on a closed [Root], and from pulls that its closing cut short.
+	ErrClosed = errors.New("root is closed")
+)

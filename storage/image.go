@@ -1,0 +1,134 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	"go.podman.io/image/v5/docker/reference"
+	cstorage "go.podman.io/storage"
+)
+
+// Image is what a root says about one image.
+type Image struct {
+	// ID is the image id: 64 hexadecimal digits, for most images the digest of its config.
+	ID string
+	// Digest is the digest of the image's manifest; where the image was found by a digest of its own, that one.
+	Digest digest.Digest
+	// Digests are those of all manifests kept with the image, that of the index it was chosen from among them.
+	Digests []digest.Digest
+	// Names are its references, normalized, with a tag or a digest each.
+	Names []string
+	// Size is the sum of its layers' unpacked sizes in bytes, as recorded when they were written. A layer without such
+	// a record counts as 0.
+	Size int64
+	// Created is the time that the image's config gives.
+	Created time.Time
+	// Leased says that the image has a lease record.
+	Leased bool
+}
+
+// Images lists the root's images in no particular order. Images with bad records are left out, and there is one error
+// for each that names it and wraps ErrBadRecord. Any other error means that the root could not be read.
+func (r *Root) Images(ctx context.Context) ([]Image, []error) {
+	if err := r.usable(ctx); err != nil {
+		return nil, []error{fmt.Errorf("list images of handler %q: %w", r.name, err)}
+	}
+	all, err := r.store.MultiList(cstorage.MultiListOptions{Images: true, Layers: true, Containers: true})
+	if err != nil {
+		return nil, []error{fmt.Errorf("list images of handler %q: %w", r.name, err)}
+	}
+	layers := make(map[string]*cstorage.Layer, len(all.Layers))
+	for i := range all.Layers {
+		layers[all.Layers[i].ID] = &all.Layers[i]
+	}
+	containers := make(map[string]bool, len(all.Containers))
+	for i := range all.Containers {
+		containers[all.Containers[i].ID] = true
+	}
+	layer := func(id string) (*cstorage.Layer, error) {
+		if l, ok := layers[id]; ok {
+			return l, nil
+		}
+		return nil, cstorage.ErrLayerUnknown
+	}
+
+	images := make([]Image, 0, len(all.Images))
+	var bad []error
+	for i := range all.Images {
+		image, err := readRecord(&all.Images[i], layer)
+		if err != nil {
+			bad = append(bad, fmt.Errorf("list images of handler %q: %w", r.name, err))
+			continue
+		}
+		image.Leased = containers[leaseIDs(image.ID).record]
+		images = append(images, image)
+	}
+	return images, bad
+}
+
+// image completes one image record.
+func (r *Root) image(record *cstorage.Image) (Image, error) {
+	image, err := readRecord(record, r.store.Layer)
+	if err != nil {
+		return Image{}, err
+	}
+	switch _, err := r.store.Container(leaseIDs(image.ID).record); {
+	case err == nil:
+		image.Leased = true
+	case !errors.Is(err, cstorage.ErrContainerUnknown):
+		return Image{}, fmt.Errorf("look for the lease of image %s: %w", image.ID, err)
+	}
+	return image, nil
+}
+
+// readRecord checks an image record and adds up its layers. It returns ErrBadRecord where CRI-O's image list would fail
+// as a whole, or a mount could not be made.
+func readRecord(record *cstorage.Image, layer func(id string) (*cstorage.Layer, error)) (Image, error) {
+	bad := func(format string, args ...any) (Image, error) {
+		return Image{}, fmt.Errorf("image %s, names %q: %w: %w", record.ID, record.Names, ErrBadRecord, fmt.Errorf(format, args...))
+	}
+	if !reference.IsFullIdentifier(record.ID) {
+		return bad("the id is not 64 hexadecimal digits")
+	}
+	for _, name := range record.Names {
+		named, err := reference.ParseNormalizedNamed(name)
+		if err != nil {
+			return bad("name %q: %w", name, err)
+		}
+		if reference.IsNameOnly(named) {
+			return bad("name %q has neither a tag nor a digest", name)
+		}
+	}
+	manifest := record.Digest
+	if manifest == "" {
+		manifest = record.BigDataDigests[cstorage.ImageDigestBigDataKey]
+	}
+	if manifest == "" || len(record.Digests) == 0 {
+		return bad("it has no manifest")
+	}
+	var size int64
+	for id := record.TopLayer; id != ""; {
+		l, err := layer(id)
+		if errors.Is(err, cstorage.ErrLayerUnknown) {
+			return bad("layer %s: %w", id, err)
+		}
+		if err != nil {
+			return Image{}, fmt.Errorf("read layer %s of image %s: %w", id, record.ID, err)
+		}
+		if l.UncompressedSize > 0 {
+			size += l.UncompressedSize
+		}
+		id = l.Parent
+	}
+	return Image{
+		ID:      record.ID,
+		Digest:  manifest,
+		Digests: record.Digests,
+		Names:   record.Names,
+		Size:    size,
+		Created: record.Created,
+	}, nil
+}
