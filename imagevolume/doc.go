@@ -1,0 +1,21 @@
+// Package imagevolume gives containers OCI images as read-only directories,
+// asked for by pod annotations (see package request for their form).
+//
+// A Manager is told what happens to pods and containers, and answers which
+// mounts a new container gets. Its rules:
+//
+//   - Telling never waits for a disk, a registry or the store. All work is done
+//     by goroutines that Run owns: an image is pulled, leased and mounted on the
+//     host from the moment its pod's sandbox runs.
+//   - A container is answered from memory. Its volume is there, complete, or the
+//     answer is an error that says how far it is; nothing in between.
+//   - An image is leased before it is mounted, and stays leased and mounted
+//     while a sandbox asks for it or any process on the node has it in its mount
+//     table. What nobody needs is let go.
+//   - There is no state on disk. What is leased is asked of the store, what is
+//     used of the kernel, which pods there are of the container runtime, whose
+//     list is given to Synchronize. Before that has happened once, and whenever
+//     a reading is incomplete, nothing is let go.
+//
+// The interfaces Store and Mounts are what the Manager needs of the rest.
+package imagevolume

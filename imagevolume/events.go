@@ -1,0 +1,212 @@
+package imagevolume
+
+import (
+	"fmt"
+	"path"
+
+	"github.com/ocihold/ocihold/imagevolume/request"
+)
+
+// RunPod tells that a sandbox runs: the images that its containers may ask for
+// are looked for from now on.
+func (m *Manager) RunPod(p Pod) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.addPod(p)
+}
+
+// addPod returns the pod, made and looked for if it was not known.
+func (m *Manager) addPod(info Pod) *pod {
+	if p, ok := m.pods[info.ID]; ok {
+		return p
+	}
+	p := newPod(info)
+	m.pods[info.ID] = p
+	m.lookAll(p)
+	return p
+}
+
+// lookAll starts what the pod's annotations ask for and is not looked for yet.
+// Faulty ones are told of when their container is created.
+func (m *Manager) lookAll(p *pod) {
+	for _, v := range request.All(p.Annotations) {
+		if w := wantOf(v); p.looks[w] == nil {
+			m.look(p, w)
+		}
+	}
+}
+
+// CreateContainer answers the volumes of a container that is being created:
+// all of them, or an error in one line, which says what is missing and whether
+// to try again. It waits for nothing.
+func (m *Manager) CreateContainer(info Pod, c Container) ([]Given, error) {
+	volumes, err := request.ForContainer(request.Pod{Namespace: info.Namespace, Name: info.Name}, info.Annotations, c.Name)
+	if err != nil || len(volumes) == 0 {
+		return nil, err
+	}
+	for _, v := range volumes {
+		for destination := range c.Mounts {
+			if path.Clean(destination) == v.MountPath {
+				return nil, fmt.Errorf("image volume %s of container %s of pod %s/%s: something else is mounted there already; "+
+					"choose another mountPath", v.MountPath, c.Name, info.Namespace, info.Name)
+			}
+		}
+	}
+
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := m.addPod(info)
+	if before := p.given[c.Name]; before != nil {
+		m.stop(p, before) // the event may have been lost
+	}
+	g := &given{containerID: c.ID}
+	var missing error
+	for _, v := range volumes {
+		w := wantOf(v)
+		l := p.looks[w]
+		switch {
+		case l == nil:
+			l = m.look(p, w)
+		case l.ready() && !m.mounts.Mounted(key(l.image)):
+			m.log.WithField("image_id", l.image.ID).Warn("mount of an image volume is gone; it is made again")
+			m.again(l)
+		}
+		if err := l.answer(); err != nil {
+			if l.failed() {
+				m.again(l)
+			}
+			if missing == nil {
+				missing = fmt.Errorf("image volume %s: %w", v.MountPath, err)
+			}
+			continue
+		}
+		g.volumes = append(g.volumes, Given{Volume: v, From: l.image, Mount: planMount(v, m.mounts.Path(key(l.image)))})
+	}
+	if missing != nil {
+		return nil, missing
+	}
+	p.given[c.Name] = g
+	return g.volumes, nil
+}
+
+// StopContainer tells that a container ends: what it would be given when it is
+// started again is looked at now (pull policy Always).
+func (m *Manager) StopContainer(podID, containerID string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := m.pods[podID]
+	if p == nil {
+		return
+	}
+	for _, g := range p.given {
+		if g.containerID == containerID {
+			m.stop(p, g)
+		}
+	}
+}
+
+// stop looks again, once, at what the container had with pull policy Always.
+func (m *Manager) stop(p *pod, g *given) {
+	if g.stopped {
+		return
+	}
+	g.stopped = true
+	for _, v := range g.volumes {
+		if l := p.looks[wantOf(v.Volume)]; l != nil && v.PullPolicy == request.Always {
+			m.again(l)
+		}
+	}
+}
+
+// RemoveContainer tells that a container is gone.
+func (m *Manager) RemoveContainer(podID, containerID string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := m.pods[podID]
+	if p == nil {
+		return
+	}
+	for name, g := range p.given {
+		if g.containerID == containerID {
+			delete(p.given, name)
+			wake(m.settles)
+		}
+	}
+}
+
+// RemovePod tells that a sandbox is gone, with all that was in it.
+func (m *Manager) RemovePod(podID string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if p := m.pods[podID]; p != nil {
+		m.forget(p)
+	}
+	wake(m.settles)
+}
+
+func (m *Manager) forget(p *pod) {
+	for _, l := range p.looks {
+		l.abandon()
+	}
+	delete(m.pods, p.ID)
+}
+
+// Synchronize tells which sandboxes there are, and which of their containers
+// have not exited. Pods not listed are forgotten; a volume that a listed
+// container has is taken over with the very image it has.
+func (m *Manager) Synchronize(pods []Pod, containers map[string][]Container) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	listed := map[string]bool{}
+	for _, info := range pods {
+		listed[info.ID] = true
+		p := m.pods[info.ID]
+		if p == nil {
+			p = newPod(info)
+			m.pods[info.ID] = p
+		}
+		for _, c := range containers[info.ID] {
+			m.adopt(p, c)
+		}
+		m.lookAll(p)
+	}
+	for id, p := range m.pods {
+		if !listed[id] {
+			m.forget(p)
+		}
+	}
+	m.synced = true
+	wake(m.settles)
+}
+
+// adopt takes over the volumes of a container that was created before this
+// process knew of it. Only a mount of our directory says what it has: whatever
+// annotations say of that, a pod may have written them.
+func (m *Manager) adopt(p *pod, c Container) {
+	if g := p.given[c.Name]; g != nil && g.containerID == c.ID {
+		return
+	}
+	volumes, err := request.ForContainer(request.Pod{Namespace: p.Namespace, Name: p.Name}, p.Annotations, c.Name)
+	if err != nil {
+		return // it got none
+	}
+	g := &given{containerID: c.ID}
+	for _, v := range volumes {
+		source := c.Mounts[v.MountPath]
+		id := m.mounts.Key(source)
+		if id == "" {
+			continue
+		}
+		w := wantOf(v)
+		l := p.looks[w]
+		if l == nil {
+			l = &look{want: w, image: Image{ID: id}, adopt: true}
+			p.looks[w] = l
+			m.again(l)
+		}
+		g.volumes = append(g.volumes, Given{Volume: v, From: Image{ID: id}, Mount: planMount(v, source)})
+	}
+	if len(g.volumes) > 0 {
+		p.given[c.Name] = g
+	}
+}

@@ -1,0 +1,182 @@
+package imagevolume_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/ocihold/ocihold/imagevolume"
+)
+
+// fakeStore is a store and a registry in memory.
+type fakeStore struct {
+	mu       sync.Mutex
+	registry map[string]string // image ID by reference
+	present  map[string]string // the same, of what was pulled
+	leased   map[string]bool   // false is a lease that is not whole
+	err      error             // of every pull
+	block    chan struct{}     // closed when pulls may go on
+	log      []string          // calls that change something
+	onLease  func(id string)   // called before a lease is taken, unlocked
+	reports  []imagevolume.Progress
+}
+
+var _ imagevolume.Store = (*fakeStore)(nil)
+
+// id makes an image ID of a letter.
+func id(letter string) string { return strings.Repeat(letter, 64) }
+
+func (s *fakeStore) Resolve(_ context.Context, ref string) (imagevolume.Image, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	imageID, ok := s.present[ref]
+	if !ok && slices.Contains(slices.Collect(maps.Values(s.present)), ref) {
+		imageID, ok = ref, true
+	}
+	if !ok {
+		return imagevolume.Image{}, fmt.Errorf("resolve %s: %w", ref, imagevolume.ErrNotPresent)
+	}
+	return imagevolume.Image{ID: imageID, Digest: "sha256:" + imageID}, nil
+}
+
+func (s *fakeStore) Pull(ctx context.Context, ref string, progress func(imagevolume.Progress)) (imagevolume.Image, error) {
+	s.mu.Lock()
+	block := s.block
+	for _, p := range s.reports {
+		progress(p)
+	}
+	s.mu.Unlock()
+	if block != nil {
+		select {
+		case <-block:
+		case <-ctx.Done():
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.log = append(s.log, "cancelled "+ref)
+			return imagevolume.Image{}, ctx.Err()
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.log = append(s.log, "pull "+ref)
+	if s.err != nil {
+		return imagevolume.Image{}, s.err
+	}
+	imageID, ok := s.registry[ref]
+	if !ok {
+		return imagevolume.Image{}, fmt.Errorf("pull %s: manifest unknown", ref)
+	}
+	s.present[ref] = imageID
+	return imagevolume.Image{ID: imageID, Digest: "sha256:" + imageID}, nil
+}
+
+func (s *fakeStore) Lease(_ context.Context, imageID string) error {
+	s.mu.Lock()
+	hook := s.onLease
+	s.mu.Unlock()
+	if hook != nil {
+		hook(imageID)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !slices.Contains(slices.Collect(maps.Values(s.present)), imageID) {
+		return fmt.Errorf("lease: %w", imagevolume.ErrNotPresent)
+	}
+	if !s.leased[imageID] {
+		s.leased[imageID] = true
+		s.log = append(s.log, "lease "+imageID[:1])
+	}
+	return nil
+}
+
+func (s *fakeStore) Release(_ context.Context, imageID string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.leased, imageID)
+	s.log = append(s.log, "release "+imageID[:1])
+	return nil
+}
+
+func (s *fakeStore) Leases(context.Context) (map[string]bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.leased), nil
+}
+
+func (s *fakeStore) LowerDirs(_ context.Context, imageID string) ([]string, error) {
+	return []string{"/layers/" + imageID}, nil
+}
+
+// calls returns and forgets what was called.
+func (s *fakeStore) calls() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	log := s.log
+	s.log = nil
+	return log
+}
+
+// fakeMounts is a kernel in memory.
+type fakeMounts struct {
+	mu      sync.Mutex
+	mounted map[string]bool
+	used    map[string]bool
+	err     error // of InUse
+}
+
+var _ imagevolume.Mounts = (*fakeMounts)(nil)
+
+func (m *fakeMounts) Path(key string) string { return "/mounts/" + key }
+
+func (m *fakeMounts) Key(path string) string {
+	key, ok := strings.CutPrefix(path, "/mounts/")
+	if !ok {
+		return ""
+	}
+	return key
+}
+
+func (m *fakeMounts) Ensure(key string, lowers []string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(lowers) == 0 {
+		return errors.New("no layers")
+	}
+	m.mounted[key] = true
+	return nil
+}
+
+func (m *fakeMounts) Mounted(key string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.mounted[key]
+}
+
+func (m *fakeMounts) Release(key string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.mounted, key)
+	return nil
+}
+
+func (m *fakeMounts) Keys() ([]string, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Keys(m.mounted)), nil
+}
+
+func (m *fakeMounts) InUse(context.Context) (map[string]bool, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return maps.Clone(m.used), m.err
+}
+
+func (m *fakeMounts) set(f func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f()
+}

@@ -1,0 +1,168 @@
+package hostmount
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// dirSource is the source of the tmpfs that holds the overlays.
+	dirSource = "ocihold"
+	// emptyDir, beside the directory, holds the empty layers that fill an
+	// overlay up to the two that the kernel asks for. Layers cannot be on an
+	// unbindable mount.
+	emptyDir = "empty"
+)
+
+var validKey = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{0,127}$`)
+
+// Dir is a directory of shared host mounts.
+type Dir struct {
+	path string
+	api  API
+}
+
+// Open makes path an unbindable tmpfs, unless it is one already, and keeps
+// what is mounted there. A directory "empty" beside path is made, too.
+func Open(path string, api API) (*Dir, error) {
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return nil, fmt.Errorf("make mount directory: %w", err)
+	}
+	resolved, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return nil, fmt.Errorf("resolve mount directory: %w", err)
+	}
+	d := &Dir{path: filepath.Clean(path), api: api}
+	here, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		return m.Mountpoint != resolved || m.FSType != "tmpfs" || m.Source != dirSource, false
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read mountinfo: %w", err)
+	}
+	if len(here) == 0 {
+		const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+		if err := unix.Mount(dirSource, path, "tmpfs", flags, "mode=0700,size=1m"); err != nil {
+			return nil, fmt.Errorf("mount tmpfs at %s: %w", path, err)
+		}
+	}
+	if err := unix.Mount("", path, "", unix.MS_UNBINDABLE, ""); err != nil {
+		return nil, fmt.Errorf("make %s unbindable: %w", path, err)
+	}
+	for _, empty := range d.empties() {
+		if err := os.MkdirAll(empty, 0o755); err != nil {
+			return nil, fmt.Errorf("make empty layer: %w", err)
+		}
+	}
+	return d, nil
+}
+
+func (d *Dir) empties() []string {
+	dir := filepath.Join(filepath.Dir(d.path), emptyDir)
+	return []string{filepath.Join(dir, "0"), filepath.Join(dir, "1")}
+}
+
+// Path returns where the mount of key is, or would be.
+func (d *Dir) Path(key string) string { return filepath.Join(d.path, key) }
+
+// Key returns the key whose mount is at path, or "" when path is none of ours.
+func (d *Dir) Key(path string) string {
+	key, ok := strings.CutPrefix(path, d.path+"/")
+	if !ok || !validKey.MatchString(key) {
+		return ""
+	}
+	return key
+}
+
+// Ensure mounts the overlay of lowers, topmost first, for key, unless it is
+// mounted. On an error nothing is left mounted for key.
+func (d *Dir) Ensure(key string, lowers []string) error {
+	if !validKey.MatchString(key) {
+		return fmt.Errorf("mount key %q is not valid", key)
+	}
+	if d.Mounted(key) {
+		return nil
+	}
+	target := d.Path(key)
+	if err := os.Mkdir(target, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("make mount point: %w", err)
+	}
+	if missing := 2 - len(lowers); missing > 0 {
+		lowers = append(slices.Clone(lowers), d.empties()[:missing]...)
+	}
+	if err := mountOverlay(d.api, target, lowers); err != nil {
+		return errors.Join(err, os.Remove(target))
+	}
+	return nil
+}
+
+// Mounted reports whether the overlay of key is attached. It is one system
+// call.
+func (d *Dir) Mounted(key string) bool {
+	var st unix.Statfs_t
+	return unix.Statfs(d.Path(key), &st) == nil && st.Type == unix.OVERLAYFS_SUPER_MAGIC
+}
+
+// Release detaches the mount of key and removes its directory. It is
+// idempotent. Containers that have the volume keep it.
+func (d *Dir) Release(key string) error {
+	target := d.Path(key)
+	for {
+		err := unix.Unmount(target, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+			break // not, or no longer, a mount point
+		}
+		if err != nil {
+			return fmt.Errorf("unmount %s: %w", target, err)
+		}
+	}
+	if err := os.Remove(target); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove mount point: %w", err)
+	}
+	return nil
+}
+
+// Keys returns the keys that have a directory here, mounted or left over.
+func (d *Dir) Keys() ([]string, error) {
+	entries, err := os.ReadDir(d.path)
+	if err != nil {
+		return nil, fmt.Errorf("list mounts: %w", err)
+	}
+	var keys []string
+	for _, entry := range entries {
+		if validKey.MatchString(entry.Name()) {
+			keys = append(keys, entry.Name())
+		}
+	}
+	return keys, nil
+}
+
+// Close detaches the directory when nothing is mounted in it; else it leaves
+// all as it is for the next Open.
+func (d *Dir) Close() error {
+	keys, err := d.Keys()
+	if err != nil || len(keys) > 0 {
+		return err
+	}
+	if err := unix.Unmount(d.path, unix.UMOUNT_NOFOLLOW); err != nil {
+		return fmt.Errorf("unmount %s: %w", d.path, err)
+	}
+	return nil
+}
+
+// InUse returns the keys that some process on the node has mounted elsewhere
+// than in the directory itself: in a container, or bound by hand. It reads the
+// mountinfo of every mount namespace and takes time in proportion to the
+// node's processes. On an error the answer is incomplete, and nobody may
+// conclude from it that a key is unused.
+func (d *Dir) InUse(ctx context.Context) (map[string]bool, error) {
+	return d.inUse(ctx, "/proc")
+}

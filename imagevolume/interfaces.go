@@ -1,0 +1,57 @@
+package imagevolume
+
+import "context"
+
+// Image is an image in the store.
+type Image struct {
+	// ID is the image ID: 64 hexadecimal digits.
+	ID string
+	// Digest is the digest of the manifest.
+	Digest string
+}
+
+// Progress says how far a pull is. Total is 0 while it is not known. Both are
+// in bytes.
+type Progress struct{ Done, Total int64 }
+
+// Store is where images are. Every method may wait for disks, locks of other
+// programs and, for Pull, a registry; none is called by a Manager while
+// somebody waits for an answer.
+type Store interface {
+	// Resolve finds the image that a reference or ID names. It returns
+	// ErrNotPresent when there is none.
+	Resolve(ctx context.Context, ref string) (Image, error)
+	// Pull makes the image that the registry has under ref present. Pulls of
+	// one reference at a time share one transfer.
+	Pull(ctx context.Context, ref string, progress func(Progress)) (Image, error)
+	// Lease keeps the image from being deleted, by any program. It is
+	// idempotent, and atomic against a deletion: ErrNotPresent or held.
+	Lease(ctx context.Context, imageID string) error
+	// Release ends the lease. It is idempotent.
+	Release(ctx context.Context, imageID string) error
+	// Leases returns the IDs of all images leased. One that is false here is
+	// not whole: somebody has removed the image or a part of its lease. Lease
+	// mends it where the image is there, Release clears it away.
+	Leases(ctx context.Context) (map[string]bool, error)
+	// LowerDirs returns the directories of the image's layers, topmost first.
+	LowerDirs(ctx context.Context, imageID string) ([]string, error)
+}
+
+// Mounts is where volumes are mounted on the host, each under a key. See
+// package hostmount, whose Dir it is.
+type Mounts interface {
+	Path(key string) string
+	// Key is the inverse of Path; "" for a path that is not a mount's.
+	Key(path string) string
+	// Ensure mounts lowers, topmost first, for key, once.
+	Ensure(key string, lowers []string) error
+	// Mounted is fast: memory or a system call.
+	Mounted(key string) bool
+	// Release detaches the mount of key; it is idempotent.
+	Release(key string) error
+	// Keys lists what is mounted, and what a crash left half made.
+	Keys() ([]string, error)
+	// InUse returns the keys that processes have mounted. With an error the
+	// answer is incomplete.
+	InUse(ctx context.Context) (map[string]bool, error)
+}

@@ -1,0 +1,117 @@
+package imagevolume
+
+import (
+	"context"
+	"sync"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/ocihold/ocihold/imagevolume/request"
+)
+
+// Pod is a pod sandbox, as the container runtime tells of it.
+type Pod struct {
+	ID, Namespace, Name string
+	Annotations         map[string]string
+}
+
+// Container is a container of a pod.
+type Container struct {
+	ID, Name string
+	// Mounts are those it has already, source by destination.
+	Mounts map[string]string
+}
+
+// Given is a volume that a container was given.
+type Given struct {
+	request.Volume
+
+	// From is the image that was mounted.
+	From Image
+	// Mount is how the container got it.
+	Mount Mount
+}
+
+// Manager tracks pods, and the images that their volumes hold. Its methods may
+// be called at the same time; those that take no context answer at once.
+type Manager struct {
+	store  Store
+	mounts Mounts
+	log    logrus.FieldLogger
+
+	// starts and settles wake the two goroutines of Run.
+	starts, settles chan struct{}
+
+	// doing is held while leases and mounts are changed: a look that begins
+	// to hold an image and a settling that lets it go keep apart by it. It is
+	// never held by or waited for by one who owes an answer.
+	doing sync.Mutex
+
+	mu     sync.Mutex // guards what follows; held for memory only
+	pods   map[string]*pod
+	queue  []*look // to be started
+	synced bool    // the runtime has told which pods there are
+}
+
+// pod is what is known of one sandbox.
+type pod struct {
+	Pod
+
+	looks map[want]*look
+	given map[string]*given // by container name, the newest
+}
+
+type given struct {
+	containerID string
+	volumes     []Given
+	stopped     bool // and what its successor may get is looked at, or was
+}
+
+func newPod(info Pod) *pod {
+	return &pod{Pod: info, looks: map[want]*look{}, given: map[string]*given{}}
+}
+
+// images calls f with each image ID that the pod needs.
+func (p *pod) images(f func(id string)) {
+	for _, l := range p.looks {
+		for _, id := range []string{l.image.ID, l.candidate} {
+			if id != "" {
+				f(id)
+			}
+		}
+	}
+	for _, g := range p.given {
+		for _, v := range g.volumes {
+			f(v.From.ID)
+		}
+	}
+}
+
+// New returns a Manager, which does nothing of its own before Run.
+func New(store Store, mounts Mounts, log logrus.FieldLogger) *Manager {
+	return &Manager{
+		store:   store,
+		mounts:  mounts,
+		log:     log,
+		starts:  make(chan struct{}, 1),
+		settles: make(chan struct{}, 1),
+		pods:    map[string]*pod{},
+	}
+}
+
+// Run does the Manager's work until ctx ends, and returns when all of it has
+// stopped. Leases and mounts stay as they are: running containers need them.
+func (m *Manager) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { m.startLooks(ctx); return nil })
+	group.Go(func() error { m.settleLoop(ctx); return nil })
+	return group.Wait()
+}
+
+func wake(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default: // is awake
+	}
+}

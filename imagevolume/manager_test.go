@@ -1,0 +1,399 @@
+package imagevolume_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ocihold/ocihold/imagevolume"
+	"github.com/ocihold/ocihold/imagevolume/request"
+)
+
+// world is a Manager in a bubble of fake time: after wait all that was begun is
+// done.
+type world struct {
+	*imagevolume.Manager
+
+	store  *fakeStore
+	mounts *fakeMounts
+}
+
+func (w *world) wait() { synctest.Wait() }
+
+// inWorld runs f with a Manager that has been synchronized with nothing.
+func inWorld(t *testing.T, f func(t *testing.T, w *world)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{
+			store: &fakeStore{
+				registry: map[string]string{"reg/a:1": id("a"), "reg/b:1": id("b"), "reg/c": id("c")},
+				present:  map[string]string{},
+				leased:   map[string]bool{},
+			},
+			mounts: &fakeMounts{mounted: map[string]bool{}, used: map[string]bool{}},
+		}
+		log := logrus.New()
+		log.SetOutput(io.Discard)
+		w.Manager = imagevolume.New(w.store, w.mounts, log)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- w.Run(ctx) }()
+		f(t, w)
+		cancel()
+		require.NoError(t, <-ended)
+	})
+}
+
+func pod(name, annotation string) imagevolume.Pod {
+	return imagevolume.Pod{
+		ID: name, Namespace: "ns", Name: name,
+		Annotations: map[string]string{request.Domain: annotation},
+	}
+}
+
+func container(name string) imagevolume.Container {
+	return imagevolume.Container{ID: name + "-id", Name: name}
+}
+
+func synchronized(f func(t *testing.T, w *world)) func(t *testing.T, w *world) {
+	return func(t *testing.T, w *world) {
+		w.Synchronize(nil, nil)
+		w.wait()
+		f(t, w)
+	}
+}
+
+const volumeA = `[{"image": "reg/a:1", "mountPath": "/a"}]`
+
+func TestVolumeFromSandboxToRelease(t *testing.T) {
+	inWorld(t, synchronized(func(t *testing.T, w *world) {
+		p := pod("p", volumeA)
+		w.store.block = make(chan struct{})
+		w.store.reports = []imagevolume.Progress{{Done: 45, Total: 100_000}, {Done: 45_678, Total: 100_000}}
+		w.RunPod(p)
+		w.wait()
+		_, err := w.CreateContainer(p, container("c"))
+		require.EqualError(t, err, "image volume /a: pulling reg/a:1: 40% of 100kB; will be tried again")
+
+		close(w.store.block)
+		w.wait()
+		given, err := w.CreateContainer(p, container("c"))
+		require.NoError(t, err)
+		require.Len(t, given, 1)
+		assert.Equal(t, imagevolume.Mount{
+			Source: "/mounts/" + id("a"), Destination: "/a",
+			Options: []string{"bind", "rprivate", "ro", "nosuid", "nodev", "noexec"},
+		}, given[0].Mount)
+		assert.Equal(t, "sha256:"+id("a"), given[0].From.Digest)
+		assert.Equal(t, []string{"pull reg/a:1", "lease a"}, w.store.calls())
+		assert.Equal(t, "/a", w.Volumes()[0].MountPath)
+
+		w.RemoveContainer("p", "c-id")
+		w.wait()
+		assert.Empty(t, w.Volumes())
+		assert.True(t, w.mounts.Mounted(id("a")), "the sandbox may start another container")
+		w.RemovePod("p")
+		w.wait()
+		assert.False(t, w.mounts.Mounted(id("a")))
+		assert.Equal(t, []string{"release a"}, w.store.calls())
+	}))
+}
+
+func TestOneHoldForAll(t *testing.T) {
+	inWorld(t, synchronized(func(t *testing.T, w *world) {
+		for _, name := range []string{"p", "q"} {
+			w.RunPod(pod(name, volumeA))
+			w.wait()
+			for _, c := range []string{"c", "d"} {
+				_, err := w.CreateContainer(pod(name, volumeA), container(c))
+				require.NoError(t, err)
+			}
+		}
+		assert.Equal(t, []string{"pull reg/a:1", "lease a"}, w.store.calls())
+		w.RemovePod("p")
+		w.wait()
+		assert.Empty(t, w.store.calls())
+		w.RemovePod("q")
+		w.wait()
+		assert.Equal(t, []string{"release a"}, w.store.calls())
+	}))
+}
+
+func TestPullPolicies(t *testing.T) {
+	volume := func(policy string) string {
+		return fmt.Sprintf(`[{"image": "reg/a:1", "mountPath": "/a", "pullPolicy": %q}]`, policy)
+	}
+	inWorld(t, synchronized(func(t *testing.T, w *world) {
+		never := pod("never", volume("Never"))
+		w.RunPod(never)
+		w.wait()
+		_, err := w.CreateContainer(never, container("c"))
+		require.ErrorIs(t, err, imagevolume.ErrPullPolicyNever)
+		assert.NotContains(t, w.store.calls(), "pull reg/a:1")
+		w.wait()
+
+		w.RunPod(pod("missing", volume("IfNotPresent")))
+		w.wait()
+		assert.Equal(t, []string{"pull reg/a:1", "lease a"}, w.store.calls())
+		w.RunPod(pod("present", volume("IfNotPresent")))
+		w.wait()
+		assert.Empty(t, w.store.calls())
+
+		_, err = w.CreateContainer(never, container("c"))
+		require.ErrorIs(t, err, imagevolume.ErrPullPolicyNever, "the last answer; it is looked at again")
+		w.wait()
+		_, err = w.CreateContainer(never, container("c"))
+		require.NoError(t, err, "present by now")
+
+		always := pod("always", volume("Always"))
+		w.RunPod(always)
+		w.wait()
+		assert.Equal(t, []string{"pull reg/a:1"}, w.store.calls())
+		_, err = w.CreateContainer(always, container("c"))
+		require.NoError(t, err)
+	}))
+}
+
+func TestAlwaysLooksAgainWhenAContainerEnds(t *testing.T) {
+	inWorld(t, synchronized(func(t *testing.T, w *world) {
+		p := pod("p", `[{"image": "reg/c", "mountPath": "/c"}]`) // no tag: Always
+		w.RunPod(p)
+		w.wait()
+		given, err := w.CreateContainer(p, imagevolume.Container{ID: "1", Name: "c"})
+		require.NoError(t, err)
+		assert.Equal(t, id("c"), given[0].From.ID)
+		w.store.calls()
+		w.mounts.set(func() { w.mounts.used[id("c")] = true })
+
+		w.store.registry["reg/c"] = id("d")
+		w.StopContainer("p", "1")
+		w.StopContainer("p", "1") // told when stopped and when exited
+		w.wait()
+		assert.Equal(t, []string{"pull reg/c", "lease d"}, w.store.calls())
+		assert.True(t, w.store.leased[id("c")], "in use")
+		given, err = w.CreateContainer(p, imagevolume.Container{ID: "2", Name: "c"})
+		require.NoError(t, err)
+		assert.Equal(t, id("d"), given[0].From.ID)
+
+		w.mounts.set(func() { w.mounts.used = map[string]bool{} })
+		time.Sleep(2 * time.Minute)
+		assert.False(t, w.store.leased[id("c")], "the old one is let go")
+		w.store.calls()
+
+		_, err = w.CreateContainer(p, imagevolume.Container{ID: "3", Name: "c"})
+		require.ErrorContains(t, err, "pulling reg/c", "the end of the one before was not told")
+		w.wait()
+		assert.Equal(t, []string{"pull reg/c"}, w.store.calls())
+		_, err = w.CreateContainer(p, imagevolume.Container{ID: "4", Name: "c"})
+		require.NoError(t, err)
+	}))
+}
+
+func TestFailureIsToldAndTriedAgain(t *testing.T) {
+	inWorld(t, synchronized(func(t *testing.T, w *world) {
+		p := pod("p", volumeA)
+		w.store.err = errors.New("registry is down")
+		w.RunPod(p)
+		for range 3 {
+			w.wait()
+			_, err := w.CreateContainer(p, container("c"))
+			require.EqualError(t, err, "image volume /a: registry is down; will be tried again")
+		}
+		w.wait()
+		assert.Len(t, w.store.calls(), 4, "one attempt for the sandbox and one for each container")
+		w.store.err = nil
+		_, err := w.CreateContainer(p, container("c"))
+		require.Error(t, err)
+		w.wait()
+		_, err = w.CreateContainer(p, container("c"))
+		require.NoError(t, err)
+	}))
+}
+
+func TestBadVolumesConcernTheirContainerOnly(t *testing.T) {
+	inWorld(t, synchronized(func(t *testing.T, w *world) {
+		p := pod("p", volumeA)
+		p.Annotations[request.Domain+"/container.bad"] = "nonsense"
+		w.RunPod(p)
+		w.wait()
+		_, err := w.CreateContainer(p, container("bad"))
+		require.ErrorContains(t, err, "container bad of pod ns/p")
+		_, err = w.CreateContainer(p, container("good"))
+		require.NoError(t, err)
+		_, err = w.CreateContainer(p, imagevolume.Container{ID: "x", Name: "x", Mounts: map[string]string{"/a/": "/srv"}})
+		require.ErrorContains(t, err, "something else is mounted there")
+		none, err := w.CreateContainer(imagevolume.Pod{ID: "z"}, container("c"))
+		require.NoError(t, err)
+		assert.Empty(t, none)
+	}))
+}
+
+func TestImageDeletedBetweenPullAndLease(t *testing.T) {
+	inWorld(t, synchronized(func(t *testing.T, w *world) {
+		deletions := 2
+		w.store.onLease = func(string) {
+			w.store.mu.Lock()
+			defer w.store.mu.Unlock()
+			if deletions > 0 {
+				deletions--
+				clear(w.store.present)
+			}
+		}
+		p := pod("p", volumeA)
+		w.RunPod(p)
+		w.wait()
+		_, err := w.CreateContainer(p, container("c"))
+		require.NoError(t, err)
+		assert.Equal(t, []string{"pull reg/a:1", "pull reg/a:1", "pull reg/a:1", "lease a"}, w.store.calls())
+	}))
+}
+
+func TestMountThatIsGoneIsMadeAgain(t *testing.T) {
+	inWorld(t, synchronized(func(t *testing.T, w *world) {
+		p := pod("p", volumeA)
+		w.RunPod(p)
+		w.wait()
+		require.NoError(t, w.mounts.Release(id("a")))
+		_, err := w.CreateContainer(p, container("c"))
+		require.ErrorContains(t, err, "will be tried again")
+		w.wait()
+		_, err = w.CreateContainer(p, container("c"))
+		require.NoError(t, err)
+		assert.True(t, w.mounts.Mounted(id("a")))
+	}))
+}
+
+func TestLeaseThatIsGoneIsTakenAgain(t *testing.T) {
+	inWorld(t, synchronized(func(t *testing.T, w *world) {
+		w.RunPod(pod("p", volumeA))
+		w.wait()
+		require.NoError(t, w.store.Release(t.Context(), id("a")))
+		time.Sleep(2 * time.Minute)
+		assert.True(t, w.store.leased[id("a")])
+		w.store.leased[id("a")] = false
+		time.Sleep(2 * time.Minute)
+		assert.True(t, w.store.leased[id("a")], "not whole")
+
+		require.NoError(t, w.store.Release(t.Context(), id("a")))
+		w.RunPod(pod("next", volumeA))
+		w.wait()
+		assert.True(t, w.store.leased[id("a")], "memory does not say what is leased")
+		w.store.leased[id("a")] = false
+		w.RemovePod("p")
+		w.RemovePod("next")
+		w.wait()
+		assert.Empty(t, slices.Collect(maps.Keys(w.store.leased)), "what is left of a lease is cleared away")
+	}))
+}
+
+func TestPullEndsWithItsPod(t *testing.T) {
+	inWorld(t, synchronized(func(t *testing.T, w *world) {
+		w.store.block = make(chan struct{})
+		w.RunPod(pod("p", volumeA))
+		w.wait()
+		w.RemovePod("p")
+		w.wait()
+		assert.Equal(t, []string{"cancelled reg/a:1"}, w.store.calls())
+		assert.Empty(t, w.store.leased)
+	}))
+}
+
+func TestNothingIsLetGoUnsure(t *testing.T) {
+	leftover := func(w *world) {
+		w.store.present["reg/a:1"] = id("a")
+		w.store.leased[id("a")] = true
+		w.mounts.set(func() { w.mounts.mounted[id("a")] = true })
+	}
+	t.Run("before the runtime has told its pods", func(t *testing.T) {
+		inWorld(t, func(t *testing.T, w *world) {
+			leftover(w)
+			w.RemovePod("other")
+			time.Sleep(time.Hour)
+			assert.Empty(t, w.store.calls())
+			w.Synchronize(nil, nil)
+			w.wait()
+			assert.Equal(t, []string{"release a"}, w.store.calls())
+			assert.False(t, w.mounts.Mounted(id("a")))
+		})
+	})
+	t.Run("on an incomplete reading", func(t *testing.T) {
+		inWorld(t, func(t *testing.T, w *world) {
+			leftover(w)
+			w.mounts.set(func() { w.mounts.err = errors.New("no /proc") })
+			w.Synchronize(nil, nil)
+			time.Sleep(time.Hour)
+			assert.Empty(t, w.store.calls())
+			w.mounts.set(func() { w.mounts.err = nil })
+			time.Sleep(time.Minute)
+			assert.Equal(t, []string{"release a"}, w.store.calls())
+		})
+	})
+	t.Run("while a process has it", func(t *testing.T) {
+		inWorld(t, func(t *testing.T, w *world) {
+			leftover(w)
+			w.mounts.set(func() { w.mounts.used[id("a")] = true })
+			w.Synchronize(nil, nil)
+			time.Sleep(time.Hour)
+			assert.Empty(t, w.store.calls())
+			w.mounts.set(func() { w.mounts.used = map[string]bool{} })
+			time.Sleep(time.Minute)
+			assert.Equal(t, []string{"release a"}, w.store.calls())
+		})
+	})
+}
+
+func TestRestartTakesOver(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		// The tag has moved on since the container was created.
+		w.store.present = map[string]string{"reg/old": id("c"), "reg/c": id("d")}
+		w.store.registry["reg/c"] = id("d")
+		w.store.leased[id("c")] = true
+		w.mounts.set(func() {
+			w.mounts.mounted[id("c")] = true
+			w.mounts.used[id("c")] = true
+		})
+		p := pod("p", `[{"image": "reg/c", "mountPath": "/c"}]`)
+		running := imagevolume.Container{ID: "1", Name: "c", Mounts: map[string]string{"/c": "/mounts/" + id("c"), "/etc/x": "/y"}}
+		for range 2 {
+			w.Synchronize([]imagevolume.Pod{p}, map[string][]imagevolume.Container{"p": {running}})
+			w.wait()
+			assert.NotContains(t, w.store.calls(), "pull reg/c", "a running container needs none")
+			require.Len(t, w.Volumes(), 1)
+			assert.Equal(t, "sha256:"+id("c"), w.Volumes()[0].Digest)
+		}
+		w.StopContainer("p", "1")
+		w.wait()
+		given, err := w.CreateContainer(p, imagevolume.Container{ID: "2", Name: "c"})
+		require.NoError(t, err)
+		assert.Equal(t, id("d"), given[0].From.ID)
+
+		w.Synchronize(nil, nil)
+		w.mounts.set(func() { w.mounts.used = map[string]bool{} })
+		time.Sleep(time.Minute)
+		assert.Empty(t, slices.Collect(maps.Keys(w.store.leased)), "the runtime does not know the pod any more")
+		assert.Empty(t, w.Volumes())
+	})
+}
+
+func TestForgedReportOrMountGivesNothing(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		p := pod("p", volumeA)
+		p.Annotations["ocihold.dev/volumes"] = `[{"mountPath":"/a","imageID":"` + id("b") + `"}]`
+		w.Synchronize([]imagevolume.Pod{p}, map[string][]imagevolume.Container{
+			"p": {{ID: "1", Name: "c", Mounts: map[string]string{"/a": "/srv/elsewhere"}}},
+		})
+		w.wait()
+		assert.Empty(t, w.Volumes())
+		assert.NotContains(t, w.store.leased, id("b"))
+	})
+}

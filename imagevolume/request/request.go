@@ -1,0 +1,116 @@
+// Package request turns the image volume annotations of a pod into the
+// volumes that one of its containers asks for.
+//
+// An annotation is a list of volumes, in YAML or JSON, under one of three keys:
+//
+//	image-volume.ocihold.dev/container.NAME   for the container NAME
+//	image-volume.ocihold.dev/pod              for every container of the pod
+//	image-volume.ocihold.dev                  the same
+//
+// Only the first of these that is there counts for a container; lists are not
+// merged, and an empty list ([]) asks for nothing. It is the lookup of NRI's
+// GetEffectiveAnnotation. A key under the domain that is none of the three, a
+// misspelt one or one with an impossible container name, is a fault of the
+// whole pod: whom it was meant for cannot be told, so none of its containers
+// may start without it. A faulty list is a fault of the containers it counts
+// for, and of no other.
+//
+// A volume has these keys, and no other:
+//
+//	image       name, tag, digest, short name or image id; required
+//	mountPath   absolute path in the container; required
+//	pullPolicy  Always, IfNotPresent or Never; by default what Kubernetes says
+//	readOnly    true, which it is anyway
+//	exec        true allows programs in the volume to run; by default false
+//
+// The package is pure: no input but its arguments, no logging, and equal input
+// gives equal text of an error, so that kubelet folds repeated events.
+package request
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// Domain is the annotation domain; it is also the bare key for every container
+// of the pod.
+const Domain = "image-volume.ocihold.dev"
+
+// PullPolicy says when an image is fetched, as in Kubernetes' image volumes
+// (KEP-4639).
+type PullPolicy string
+
+// The pull policies of Kubernetes.
+const (
+	Always       PullPolicy = "Always"
+	IfNotPresent PullPolicy = "IfNotPresent"
+	Never        PullPolicy = "Never"
+)
+
+// Volume is one image that a container asks to have mounted.
+type Volume struct {
+	// Image is the reference as written: an image name with tag or digest, a
+	// short name, or an image id.
+	Image string
+	// MountPath is where it goes in the container: absolute and clean.
+	MountPath string
+	// PullPolicy is never empty. Where the annotation has none it is Always for
+	// the tag latest and for neither tag nor digest, else IfNotPresent. For a
+	// full image id, which no registry knows, it is IfNotPresent.
+	PullPolicy PullPolicy
+	// Exec allows programs in the volume to run.
+	Exec bool
+	// Key is the annotation key that it was read from.
+	Key string
+}
+
+// Pod names a pod in errors.
+type Pod struct {
+	Namespace, Name string
+}
+
+// String returns namespace/name, quoted where it would not be plain to read.
+func (p Pod) String() string {
+	return plain(p.Namespace + "/" + p.Name)
+}
+
+// ForContainer returns the volumes that the container asks for, in the order of
+// the annotation; none when no annotation is for it. The annotations are the
+// pod's. All volumes are valid or the result is one error, of one line, that
+// names pod, container, annotation key, place, fault and fix.
+func ForContainer(pod Pod, annotations map[string]string, container string) ([]Volume, error) {
+	key, err := checkKeys(annotations)
+	var volumes []Volume
+	if err == nil {
+		if key = effectiveKey(annotations, container); key == "" {
+			return nil, nil
+		}
+		volumes, err = parse(key, annotations[key])
+	}
+	if err != nil {
+		return nil, fmt.Errorf("image volumes of container %s of pod %s: annotation %s: %w",
+			plain(container), pod, plain(key), err)
+	}
+	return volumes, nil
+}
+
+// All returns every volume that some container of the pod may ask for, ordered
+// by key and place in the list: what ForContainer returns for any container is
+// in it. Faulty lists are left out: the error is for the container that is
+// created with it. One image may appear more than once.
+func All(annotations map[string]string) []Volume {
+	if _, err := checkKeys(annotations); err != nil {
+		return nil
+	}
+	var all []Volume
+	for _, key := range slices.Sorted(maps.Keys(annotations)) {
+		if !Ours(key) || key == Domain && effectiveKey(annotations, "") != Domain {
+			continue
+		}
+		if volumes, err := parse(key, annotations[key]); err == nil {
+			all = append(all, volumes...)
+		}
+	}
+	return all
+}

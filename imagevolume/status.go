@@ -1,0 +1,51 @@
+package imagevolume
+
+import (
+	"cmp"
+	"slices"
+)
+
+// Status is a volume as somebody who looks on sees it.
+type Status struct {
+	Namespace string `json:"namespace"`
+	Pod       string `json:"pod"`
+	Container string `json:"container"`
+	MountPath string `json:"mountPath"`
+	Image     string `json:"image"`
+	ImageID   string `json:"imageID"`
+	Digest    string `json:"digest"`
+	HostPath  string `json:"hostPath"`
+}
+
+// Volumes lists the volumes given to containers, in the order of their names.
+func (m *Manager) Volumes() []Status {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := []Status{}
+	for _, p := range m.pods {
+		for name, g := range p.given {
+			for _, v := range g.volumes {
+				if l := p.looks[wantOf(v.Volume)]; l != nil && l.image.ID == v.From.ID {
+					v.From = l.image // knows the digest of one taken over, too
+				}
+				all = append(all, Status{
+					Namespace: p.Namespace, Pod: p.Name, Container: name, MountPath: v.MountPath,
+					Image: v.Image, ImageID: v.From.ID, Digest: v.From.Digest, HostPath: v.Mount.Source,
+				})
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b Status) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod),
+			cmp.Compare(a.Container, b.Container), cmp.Compare(a.MountPath, b.MountPath))
+	})
+	return all
+}
+
+// Synchronized reports whether the container runtime has told which pods there
+// are.
+func (m *Manager) Synchronized() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.synced
+}
