@@ -1,0 +1,59 @@
+package nriplugin
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/containerd/nri/pkg/api"
+
+	"github.com/ocihold/ocihold/imagevolume"
+	"github.com/ocihold/ocihold/imagevolume/request"
+)
+
+func podOf(pod *api.PodSandbox) imagevolume.Pod {
+	return imagevolume.Pod{
+		ID: pod.GetId(), Namespace: pod.GetNamespace(), Name: pod.GetName(),
+		Annotations: pod.GetAnnotations(),
+	}
+}
+
+func containerOf(c *api.Container) imagevolume.Container {
+	mounts := make(map[string]string, len(c.GetMounts()))
+	for _, m := range c.GetMounts() {
+		mounts[m.GetDestination()] = m.GetSource()
+	}
+	return imagevolume.Container{ID: c.GetId(), Name: request.ContainerName(c.GetAnnotations()), Mounts: mounts}
+}
+
+// report is one element of the list in ReportAnnotation.
+type report struct {
+	MountPath string `json:"mountPath"`
+	Image     string `json:"image"`
+	ImageID   string `json:"imageID"`
+	Digest    string `json:"digest"`
+}
+
+// adjust turns the volumes given into bind mounts and the report. A report that
+// stands on a container without volumes is not ours, and goes.
+func adjust(given []imagevolume.Given, annotations map[string]string) (*api.ContainerAdjustment, error) {
+	adjustment := &api.ContainerAdjustment{}
+	if _, ok := annotations[ReportAnnotation]; ok {
+		adjustment.RemoveAnnotation(ReportAnnotation)
+	}
+	if len(given) == 0 {
+		return adjustment, nil
+	}
+	reports := make([]report, len(given))
+	for i, g := range given {
+		adjustment.AddMount(&api.Mount{
+			Type: "bind", Source: g.Mount.Source, Destination: g.Mount.Destination, Options: g.Mount.Options,
+		})
+		reports[i] = report{MountPath: g.MountPath, Image: g.Image, ImageID: g.From.ID, Digest: g.From.Digest}
+	}
+	text, err := json.Marshal(reports)
+	if err != nil {
+		return nil, fmt.Errorf("write annotation %s: %w", ReportAnnotation, err)
+	}
+	adjustment.AddAnnotation(ReportAnnotation, string(text))
+	return adjustment, nil
+}

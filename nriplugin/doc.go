@@ -1,0 +1,8 @@
+// Package nriplugin connects image volumes to the container runtime through
+// NRI: it passes the runtime's events on and turns answers into adjustments.
+//
+// The runtime holds one lock over the plugin calls of the whole node, and cuts
+// a plugin off that takes longer than its request time-out. So no handler here
+// waits for anything, and none calls the runtime. A connection that is lost is
+// made again, for ever.
+package nriplugin

@@ -1,0 +1,183 @@
+package nriplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/containerd/nri/pkg/api"
+	"github.com/containerd/nri/pkg/stub"
+	"github.com/sirupsen/logrus"
+
+	"github.com/ocihold/ocihold/imagevolume"
+)
+
+// ReportAnnotation is set on each container that was given volumes, and says
+// which: a JSON list. It is for people. A pod can write it too, so nothing
+// reads it back, and what a pod wrote there is taken away.
+const ReportAnnotation = "ocihold.dev/volumes"
+
+const (
+	backOffMin = 100 * time.Millisecond
+	backOffMax = 3 * time.Second
+)
+
+// Volumes is what happens behind the events; *imagevolume.Manager is one. No
+// method may wait.
+type Volumes interface {
+	RunPod(imagevolume.Pod)
+	CreateContainer(imagevolume.Pod, imagevolume.Container) ([]imagevolume.Given, error)
+	StopContainer(podID, containerID string)
+	RemoveContainer(podID, containerID string)
+	RemovePod(podID string)
+	Synchronize(pods []imagevolume.Pod, containers map[string][]imagevolume.Container)
+}
+
+var _ Volumes = (*imagevolume.Manager)(nil)
+
+// Options say how the plugin registers.
+type Options struct {
+	// Name and Index are the plugin's name and its two-digit place among
+	// other plugins.
+	Name, Index string
+	// Socket is the runtime's NRI socket.
+	Socket string
+	Log    logrus.FieldLogger
+}
+
+// Plugin is an NRI plugin.
+type Plugin struct {
+	options    Options
+	volumes    Volumes
+	registered atomic.Bool
+}
+
+// New returns a plugin that tells volumes what happens.
+func New(options Options, volumes Volumes) *Plugin {
+	return &Plugin{options: options, volumes: volumes}
+}
+
+// Registered reports whether the plugin is connected and the runtime has asked
+// it to synchronize.
+func (p *Plugin) Registered() bool { return p.registered.Load() }
+
+// Run keeps the plugin registered until ctx ends. A runtime that is not there,
+// refuses or goes away is tried again with a growing delay of at most some
+// seconds.
+func (p *Plugin) Run(ctx context.Context) error {
+	delay := backOffMin
+	for ctx.Err() == nil {
+		served, err := p.serve(ctx)
+		if ctx.Err() != nil {
+			break
+		}
+		if served {
+			delay = backOffMin
+		}
+		p.options.Log.WithError(err).WithField("socket", p.options.Socket).Warn("not registered with the container runtime; trying again")
+		select {
+		case <-ctx.Done():
+		case <-time.After(delay + rand.N(delay/4)): //nolint:gosec // spread, not secret
+		}
+		delay = min(2*delay, backOffMax)
+	}
+	return nil
+}
+
+// serve holds one connection until it ends. served says that it was more than
+// an attempt.
+func (p *Plugin) serve(ctx context.Context) (served bool, err error) {
+	closed := make(chan struct{}, 1)
+	s, err := stub.New(&handlers{p},
+		stub.WithPluginName(p.options.Name),
+		stub.WithPluginIdx(p.options.Index),
+		stub.WithSocketPath(p.options.Socket),
+		stub.WithLogger(logger{p.options.Log}),
+		stub.WithOnClose(func() {
+			select {
+			case closed <- struct{}{}:
+			default:
+			}
+		}))
+	if err != nil {
+		return false, fmt.Errorf("make NRI plugin: %w", err)
+	}
+	defer p.registered.Store(false)
+	if err := s.Start(ctx); err != nil {
+		return false, fmt.Errorf("register with the container runtime: %w", err)
+	}
+	defer s.Wait()
+	defer s.Stop()
+	select {
+	case <-ctx.Done():
+		return true, nil
+	case <-closed:
+		return true, errors.New("the container runtime closed the connection")
+	}
+}
+
+// handlers has the methods that NRI calls, and only those.
+type handlers struct{ *Plugin }
+
+var (
+	_ stub.SynchronizeInterface     = (*handlers)(nil)
+	_ stub.RunPodInterface          = (*handlers)(nil)
+	_ stub.RemovePodInterface       = (*handlers)(nil)
+	_ stub.CreateContainerInterface = (*handlers)(nil)
+	_ stub.StopContainerInterface   = (*handlers)(nil)
+	_ stub.RemoveContainerInterface = (*handlers)(nil)
+)
+
+// Synchronize takes over what the runtime has.
+func (h *handlers) Synchronize(_ context.Context, pods []*api.PodSandbox, containers []*api.Container) ([]*api.ContainerUpdate, error) {
+	all := make([]imagevolume.Pod, len(pods))
+	for i, pod := range pods {
+		all[i] = podOf(pod)
+	}
+	byPod := map[string][]imagevolume.Container{}
+	for _, c := range containers {
+		byPod[c.GetPodSandboxId()] = append(byPod[c.GetPodSandboxId()], containerOf(c))
+	}
+	h.volumes.Synchronize(all, byPod)
+	h.registered.Store(true)
+	h.options.Log.WithField("pods", len(pods)).WithField("containers", len(containers)).Info("synchronized with the container runtime")
+	return nil, nil
+}
+
+// RunPodSandbox starts the pulls.
+func (h *handlers) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	h.volumes.RunPod(podOf(pod))
+	return nil
+}
+
+// CreateContainer injects the volumes, or refuses the container.
+func (h *handlers) CreateContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+	given, err := h.volumes.CreateContainer(podOf(pod), containerOf(c))
+	if err != nil {
+		return nil, nil, err
+	}
+	adjustment, err := adjust(given, c.GetAnnotations())
+	return adjustment, nil, err
+}
+
+// StopContainer comes when a container is stopped and when it exits. The pod is
+// not always told.
+func (h *handlers) StopContainer(_ context.Context, _ *api.PodSandbox, c *api.Container) ([]*api.ContainerUpdate, error) {
+	h.volumes.StopContainer(c.GetPodSandboxId(), c.GetId())
+	return nil, nil
+}
+
+// RemoveContainer lets go what only this container held.
+func (h *handlers) RemoveContainer(_ context.Context, _ *api.PodSandbox, c *api.Container) error {
+	h.volumes.RemoveContainer(c.GetPodSandboxId(), c.GetId())
+	return nil
+}
+
+// RemovePodSandbox lets go all that the pod held.
+func (h *handlers) RemovePodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	h.volumes.RemovePod(pod.GetId())
+	return nil
+}
