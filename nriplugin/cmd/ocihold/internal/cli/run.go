@@ -1,0 +1,133 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	sddaemon "github.com/coreos/go-systemd/v22/daemon"
+	"github.com/sirupsen/logrus"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/ocihold/ocihold/conf"
+	"github.com/ocihold/ocihold/imagevolume"
+	"github.com/ocihold/ocihold/imagevolume/hostmount"
+	"github.com/ocihold/ocihold/nriplugin"
+	"github.com/ocihold/ocihold/nriplugin/cmd/ocihold/internal/control"
+)
+
+func (a *app) runCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "run",
+		Short: "Run the daemon",
+		Long: "Run the daemon: registers with CRI-O as an NRI plugin and gives containers the image volumes that pods ask for.\n" +
+			"On SIGTERM it ends and leaves mounts and leases to running containers; started again, it takes them over.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			config, crio, err := a.loadCRIO(cmd)
+			if err != nil {
+				return err
+			}
+			return run(cmd.Context(), config, crio, a.logger(config))
+		},
+	}
+}
+
+func (a *app) logger(config conf.Config) *logrus.Logger {
+	log := logrus.New()
+	log.SetOutput(a.err)
+	if level, err := logrus.ParseLevel(config.LogLevel); err == nil { // validated with the configuration
+		log.SetLevel(level)
+	}
+	return log
+}
+
+func run(ctx context.Context, config conf.Config, crio *conf.CRIO, log *logrus.Logger) (err error) {
+	if !crio.NRI.Enabled {
+		return errors.New("CRI-O's configuration has NRI switched off: set enable_nri = true in [crio.nri], " +
+			"as 'ocihold config crio' does, and restart CRI-O")
+	}
+	if err := checkHook(config, crio); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(config.RunDir, 0o700); err != nil {
+		return fmt.Errorf("make run directory: %w", err)
+	}
+	unlock, err := lockRunDir(config.RunDir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+
+	mounts, err := hostmount.Open(config.MountsDir(), hostmount.API(config.Volumes.MountAPI))
+	if err != nil {
+		return fmt.Errorf("prepare host mounts: %w", err)
+	}
+	defer func() { err = errors.Join(err, mounts.Close()) }()
+	root, err := openRoot(config, crio, true, log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, root.Close()) }()
+
+	manager := imagevolume.New(volumeStore{root}, mounts, log)
+	socket := config.NRI.Socket
+	if socket == "" {
+		socket = crio.NRI.Listen
+	}
+	plugin := nriplugin.New(nriplugin.Options{
+		Name: config.NRI.PluginName, Index: config.NRI.PluginIndex, Socket: socket, Log: log,
+	}, manager)
+	listener, err := control.Listen(controlSocket(config))
+	if err != nil {
+		return err
+	}
+
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return manager.Run(ctx) })
+	group.Go(func() error { return plugin.Run(ctx) })
+	group.Go(func() error {
+		return control.Serve(ctx, listener, &daemon{localStore{root}, manager, plugin}, log)
+	})
+	if _, err := sddaemon.SdNotify(false, sddaemon.SdNotifyReady); err != nil {
+		log.WithError(err).Warn("the service manager was not told")
+	}
+	log.WithField("version", version()).Info("ocihold runs")
+	return group.Wait()
+}
+
+// lockRunDir makes this the only daemon of its run directory. The lock ends
+// with the process.
+func lockRunDir(dir string) (unlock func(), err error) {
+	file, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open lock: %w", err)
+	}
+	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		file.Close()
+		return nil, fmt.Errorf("another ocihold runs in %s: stop it, or give this one a run_dir of its own: %w", dir, err)
+	}
+	return func() { file.Close() }, nil
+}
+
+// daemon answers the commands.
+type daemon struct {
+	localStore
+
+	manager *imagevolume.Manager
+	plugin  *nriplugin.Plugin
+}
+
+var _ control.Daemon = (*daemon)(nil)
+
+func (d *daemon) Status(context.Context) (control.Status, error) {
+	return control.Status{Version: version(), Registered: d.plugin.Registered()}, nil
+}
+
+func (d *daemon) Volumes(context.Context) ([]imagevolume.Status, error) {
+	return d.manager.Volumes(), nil
+}

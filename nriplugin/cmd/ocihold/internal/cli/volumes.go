@@ -1,0 +1,35 @@
+package cli
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/ocihold/ocihold/nriplugin/cmd/ocihold/internal/control"
+)
+
+func (a *app) volumesCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "volumes",
+		Short: "List the image volumes that containers have",
+		Args:  cobra.NoArgs,
+	}
+	output := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		config, err := a.load(cmd)
+		if err != nil {
+			return err
+		}
+		volumes, err := control.NewClient(controlSocket(config)).Volumes(cmd.Context())
+		if err != nil {
+			return err
+		}
+		if *output == "json" {
+			return writeJSON(a.out, volumes)
+		}
+		rows := [][]string{{"NAMESPACE", "POD", "CONTAINER", "PATH", "IMAGE", "IMAGE ID"}}
+		for _, v := range volumes {
+			rows = append(rows, []string{v.Namespace, v.Pod, v.Container, v.MountPath, v.Image, short(v.ImageID)})
+		}
+		return writeTable(a.out, rows)
+	}
+	return cmd
+}

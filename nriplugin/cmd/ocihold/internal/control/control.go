@@ -1,0 +1,48 @@
+// Package control is how ocihold's commands ask its daemon: HTTP with JSON
+// over a unix socket that only root may use.
+//
+// A pull answers with a stream of events, one JSON object a line: how far it
+// is, and at last the image or an error. The client's going away cancels its
+// part in the pull. The commands and the daemon are one binary; the protocol is
+// theirs alone and may change between versions.
+package control
+
+import (
+	"context"
+	"errors"
+
+	"github.com/ocihold/ocihold/imagevolume"
+	"github.com/ocihold/ocihold/storage"
+)
+
+// ErrDown is returned, wrapped, when no daemon answers on the socket.
+var ErrDown = errors.New("the daemon does not answer")
+
+// Status is how the daemon is.
+type Status struct {
+	Version string `json:"version"`
+	// Registered says that CRI-O passes NRI's events to the daemon.
+	Registered bool `json:"registered"`
+}
+
+// Images are a root's images, and what is wrong with those left out.
+type Images struct {
+	Images []storage.Image `json:"images"`
+	Faults []string        `json:"faults,omitempty"`
+}
+
+// Daemon is what the commands may ask for. The daemon implements it, and
+// Client passes it on.
+type Daemon interface {
+	Status(ctx context.Context) (Status, error)
+	Volumes(ctx context.Context) ([]imagevolume.Status, error)
+	Images(ctx context.Context) (Images, error)
+	Pull(ctx context.Context, ref string, progress func(storage.Progress)) (storage.Image, error)
+}
+
+// pullEvent is a line of the answer to a pull.
+type pullEvent struct {
+	Progress *storage.Progress `json:"progress,omitempty"`
+	Image    *storage.Image    `json:"image,omitempty"`
+	Error    string            `json:"error,omitempty"`
+}

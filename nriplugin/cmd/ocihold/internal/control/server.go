@@ -1,0 +1,91 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/ocihold/ocihold/storage"
+)
+
+// Listen makes the socket, with mode 0600, in place of one that a daemon before
+// left. Whoever calls it has made sure that there is no other daemon.
+func Listen(socket string) (net.Listener, error) {
+	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("remove old socket: %w", err)
+	}
+	mask := unix.Umask(0o177)
+	listener, err := net.Listen("unix", socket) //nolint:noctx // binds at once
+	unix.Umask(mask)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", socket, err)
+	}
+	return listener, nil
+}
+
+// Serve answers on listener until ctx ends.
+func Serve(ctx context.Context, listener net.Listener, daemon Daemon, log logrus.FieldLogger) error {
+	server := &http.Server{
+		Handler:           handler(daemon, log),
+		ReadHeaderTimeout: 10 * time.Second,
+		BaseContext:       func(net.Listener) context.Context { return ctx },
+	}
+	stop := context.AfterFunc(ctx, func() { server.Close() })
+	defer stop()
+	if err := server.Serve(listener); err != nil && !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve commands: %w", err)
+	}
+	return nil
+}
+
+func handler(daemon Daemon, log logrus.FieldLogger) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /status", answer(log, daemon.Status))
+	mux.Handle("GET /volumes", answer(log, daemon.Volumes))
+	mux.Handle("GET /images", answer(log, daemon.Images))
+	mux.HandleFunc("POST /pull", func(w http.ResponseWriter, r *http.Request) {
+		pull(w, r, daemon)
+	})
+	return mux
+}
+
+// answer serves one question that needs nothing but a context.
+func answer[T any](log logrus.FieldLogger, ask func(context.Context) (T, error)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		result, err := ask(r.Context())
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		if err := json.NewEncoder(w).Encode(result); err != nil {
+			log.WithError(err).Debug("a command left before its answer")
+		}
+	})
+}
+
+func pull(w http.ResponseWriter, r *http.Request, daemon Daemon) {
+	lines := json.NewEncoder(w)
+	send := func(event pullEvent) {
+		// One who has left is noticed by the request's context.
+		if lines.Encode(event) == nil {
+			_ = http.NewResponseController(w).Flush()
+		}
+	}
+	image, err := daemon.Pull(r.Context(), r.URL.Query().Get("ref"), func(p storage.Progress) {
+		send(pullEvent{Progress: &p})
+	})
+	if err != nil {
+		send(pullEvent{Error: err.Error()})
+		return
+	}
+	send(pullEvent{Image: &image})
+}
