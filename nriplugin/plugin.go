@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"sync/atomic"
 	"time"
 
@@ -23,6 +24,8 @@ const ReportAnnotation = "ocihold.dev/volumes"
 const (
 	backOffMin = 100 * time.Millisecond
 	backOffMax = 3 * time.Second
+	// registrationTimeout is how long a runtime may take to accept the plugin.
+	registrationTimeout = stub.DefaultRegistrationTimeout
 )
 
 // Volumes is what happens behind the events; *imagevolume.Manager is one. No
@@ -90,11 +93,18 @@ func (p *Plugin) Run(ctx context.Context) error {
 // serve holds one connection until it ends. served says that it was more than
 // an attempt.
 func (p *Plugin) serve(ctx context.Context) (served bool, err error) {
+	var conn net.Conn
+	dial := func(socket string) (net.Conn, error) {
+		dialer := net.Dialer{Timeout: registrationTimeout}
+		conn, err = dialer.DialContext(ctx, "unix", socket)
+		return conn, err
+	}
 	closed := make(chan struct{}, 1)
 	s, err := stub.New(&handlers{p},
 		stub.WithPluginName(p.options.Name),
 		stub.WithPluginIdx(p.options.Index),
 		stub.WithSocketPath(p.options.Socket),
+		stub.WithDialer(dial),
 		stub.WithLogger(logger{p.options.Log}),
 		stub.WithOnClose(func() {
 			select {
@@ -106,7 +116,7 @@ func (p *Plugin) serve(ctx context.Context) (served bool, err error) {
 		return false, fmt.Errorf("make NRI plugin: %w", err)
 	}
 	defer p.registered.Store(false)
-	if err := s.Start(ctx); err != nil {
+	if err := begin(ctx, s, func() { conn.Close() }); err != nil {
 		return false, fmt.Errorf("register with the container runtime: %w", err)
 	}
 	defer s.Wait()
@@ -117,6 +127,34 @@ func (p *Plugin) serve(ctx context.Context) (served bool, err error) {
 	case <-closed:
 		return true, errors.New("the container runtime closed the connection")
 	}
+}
+
+// begin starts the stub. A runtime that takes the registration and goes away
+// before it configures the plugin leaves the library waiting, for ever and with
+// its lock held: then the connection is closed and the configuration that does
+// not come is made up, which ends the wait.
+func begin(ctx context.Context, s stub.Stub, hangUp func()) error {
+	started := make(chan error, 1)
+	go func() { started <- s.Start(ctx) }()
+	var err error
+	select {
+	case err := <-started:
+		return err
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-time.After(registrationTimeout):
+		err = errors.New("it does not answer")
+	}
+	hangUp()
+	if waiting, ok := s.(interface {
+		Configure(context.Context, *api.ConfigureRequest) (*api.ConfigureResponse, error)
+	}); ok {
+		_, _ = waiting.Configure(ctx, &api.ConfigureRequest{})
+	}
+	if <-started == nil {
+		s.Stop()
+	}
+	return err
 }
 
 // handlers has the methods that NRI calls, and only those.
@@ -155,11 +193,15 @@ func (h *handlers) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
 
 // CreateContainer injects the volumes, or refuses the container.
 func (h *handlers) CreateContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+	began := time.Now()
 	given, err := h.volumes.CreateContainer(podOf(pod), containerOf(c))
 	if err != nil {
 		return nil, nil, err
 	}
 	adjustment, err := adjust(given, c.GetAnnotations())
+	h.options.Log.WithFields(logrus.Fields{
+		"container": c.GetId(), "volumes": len(given), "took": time.Since(began),
+	}).Debug("container is answered")
 	return adjustment, nil, err
 }
 

@@ -13,6 +13,7 @@ func (a *app) configCommand() *cobra.Command {
 		Use:   "config",
 		Short: "Print what CRI-O has to be told",
 		Args:  cobra.NoArgs,
+		RunE:  help,
 	}
 	cmd.AddCommand(
 		&cobra.Command{

@@ -28,6 +28,7 @@ func Execute(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          cobra.NoArgs,
+		RunE:          help,
 	}
 	root.PersistentFlags().StringVar(&a.configFile, "config", conf.DefaultFile, "configuration `file`; *.toml files in FILE.d add to it")
 	root.AddCommand(a.runCommand(), a.statusCommand(), a.pullCommand(), a.imagesCommand(), a.volumesCommand(),
@@ -59,3 +60,6 @@ func (a *app) loadCRIO(cmd *cobra.Command) (conf.Config, *conf.CRIO, error) {
 	}
 	return config, crio, nil
 }
+
+// help is what a command does that only has commands below it.
+func help(cmd *cobra.Command, _ []string) error { return cmd.Help() }

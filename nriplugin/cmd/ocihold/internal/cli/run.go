@@ -54,6 +54,9 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, log *logrus.L
 	if err := checkHook(config, crio); err != nil {
 		return err
 	}
+	if crio.InternalRepair {
+		log.Warn("CRI-O's internal_repair is on and may delete what keeps an image in use: install what 'ocihold config crio' prints")
+	}
 	if err := os.MkdirAll(config.RunDir, 0o700); err != nil {
 		return fmt.Errorf("make run directory: %w", err)
 	}

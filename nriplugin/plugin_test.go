@@ -1,0 +1,247 @@
+package nriplugin_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/nri/pkg/adaptation"
+	"github.com/containerd/nri/pkg/api"
+	"github.com/containerd/nri/pkg/net/multiplex"
+	"github.com/containerd/ttrpc"
+	"github.com/sirupsen/logrus"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/ocihold/ocihold/imagevolume"
+	"github.com/ocihold/ocihold/imagevolume/request"
+	"github.com/ocihold/ocihold/nriplugin"
+)
+
+// recorder records what it is told, and answers what it is set to.
+type recorder struct {
+	mu         sync.Mutex
+	calls      []string
+	pod        imagevolume.Pod
+	container  imagevolume.Container
+	given      []imagevolume.Given
+	err        error
+	containers map[string][]imagevolume.Container
+}
+
+func (r *recorder) call(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.calls = append(r.calls, name)
+}
+
+// take returns and forgets the calls.
+func (r *recorder) take() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	calls := r.calls
+	r.calls = nil
+	return calls
+}
+
+func (r *recorder) RunPod(p imagevolume.Pod)              { r.call("run " + p.ID) }
+func (r *recorder) RemovePod(id string)                   { r.call("remove " + id) }
+func (r *recorder) StopContainer(pod, container string)   { r.call("stop " + pod + "/" + container) }
+func (r *recorder) RemoveContainer(pod, container string) { r.call("remove " + pod + "/" + container) }
+
+func (r *recorder) CreateContainer(p imagevolume.Pod, c imagevolume.Container) ([]imagevolume.Given, error) {
+	r.call("create " + p.ID + "/" + c.ID)
+	r.pod, r.container = p, c
+	return r.given, r.err
+}
+
+func (r *recorder) Synchronize(pods []imagevolume.Pod, containers map[string][]imagevolume.Container) {
+	r.mu.Lock()
+	r.containers = containers
+	r.mu.Unlock()
+	for _, p := range pods {
+		r.call("synchronize " + p.ID)
+	}
+}
+
+var (
+	pod = &api.PodSandbox{
+		Id: "p", Name: "pod", Namespace: "ns", Annotations: map[string]string{request.Domain: "[]"},
+	}
+	container = &api.Container{
+		Id: "c", PodSandboxId: "p", Name: "ctr",
+		Annotations: map[string]string{"io.kubernetes.container.name": "ctr"},
+		Mounts:      []*api.Mount{{Destination: "/etc/hosts", Source: "/hosts"}},
+	}
+)
+
+// startRuntime starts NRI's own runtime side, which knows one pod with one container.
+func startRuntime(t *testing.T, socket string) *adaptation.Adaptation {
+	t.Helper()
+	sync := func(ctx context.Context, f adaptation.SyncCB) error {
+		_, err := f(ctx, []*api.PodSandbox{pod}, []*api.Container{container})
+		return err
+	}
+	update := func(context.Context, []*api.ContainerUpdate) ([]*api.ContainerUpdate, error) { return nil, nil }
+	runtime, err := adaptation.New("test", "1", sync, update,
+		adaptation.WithSocketPath(socket), adaptation.WithPluginPath(t.TempDir()), adaptation.WithPluginConfigPath(t.TempDir()))
+	require.NoError(t, err)
+	require.NoError(t, runtime.Start())
+	return runtime
+}
+
+// start runs a plugin until the test ends.
+func start(t *testing.T, socket string, volumes nriplugin.Volumes) *nriplugin.Plugin {
+	t.Helper()
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	p := nriplugin.New(nriplugin.Options{Name: "ocihold", Index: "10", Socket: socket, Log: log}, volumes)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		require.NoError(t, <-ended)
+	})
+	return p
+}
+
+func registered(t *testing.T, p *nriplugin.Plugin) {
+	t.Helper()
+	require.Eventually(t, p.Registered, 10*time.Second, 10*time.Millisecond)
+}
+
+func TestEvents(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	socket := filepath.Join(t.TempDir(), "nri.sock")
+	runtime := startRuntime(t, socket)
+	defer runtime.Stop()
+	r := &recorder{}
+	t.Run("", func(t *testing.T) {
+		registered(t, start(t, socket, r))
+		assert.Equal(t, []string{"synchronize p"}, r.take())
+		assert.Equal(t, map[string][]imagevolume.Container{
+			"p": {{ID: "c", Name: "ctr", Mounts: map[string]string{"/etc/hosts": "/hosts"}}},
+		}, r.containers)
+
+		ctx := t.Context()
+		require.NoError(t, runtime.RunPodSandbox(ctx, &adaptation.RunPodSandboxRequest{Pod: pod}))
+		_, err := runtime.CreateContainer(ctx, &adaptation.CreateContainerRequest{Pod: pod, Container: container})
+		require.NoError(t, err)
+		_, err = runtime.StopContainer(ctx, &adaptation.StopContainerRequest{Pod: pod, Container: container})
+		require.NoError(t, err)
+		require.NoError(t, runtime.RemoveContainer(ctx, &adaptation.RemoveContainerRequest{Pod: pod, Container: container}))
+		require.NoError(t, runtime.RemovePodSandbox(ctx, &adaptation.RemovePodSandboxRequest{Pod: pod}))
+		assert.Equal(t, []string{"run p", "create p/c", "stop p/c", "remove p/c", "remove p"}, r.take())
+		assert.Equal(t, imagevolume.Pod{ID: "p", Namespace: "ns", Name: "pod", Annotations: pod.GetAnnotations()}, r.pod)
+	})
+}
+
+func TestAdjustment(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "nri.sock")
+	runtime := startRuntime(t, socket)
+	defer runtime.Stop()
+	r := &recorder{}
+	registered(t, start(t, socket, r))
+	create := func(annotations map[string]string) (*api.ContainerAdjustment, error) {
+		c := &api.Container{Id: "c", PodSandboxId: "p", Annotations: annotations}
+		answer, err := runtime.CreateContainer(t.Context(), &adaptation.CreateContainerRequest{Pod: pod, Container: c})
+		return answer.GetAdjust(), err
+	}
+	volume := imagevolume.Given{
+		Volume: request.Volume{Image: "reg/a:1", MountPath: "/a"},
+		From:   imagevolume.Image{ID: "id", Digest: "sha256:d"},
+		Mount:  imagevolume.Mount{Source: "/mounts/id", Destination: "/a", Options: []string{"bind", "ro"}},
+	}
+	const report = `[{"mountPath":"/a","image":"reg/a:1","imageID":"id","digest":"sha256:d"}]`
+	forged := map[string]string{nriplugin.ReportAnnotation: "forged"}
+
+	r.given = []imagevolume.Given{volume}
+	for _, annotations := range []map[string]string{nil, forged} {
+		adjustment, err := create(annotations)
+		require.NoError(t, err)
+		require.Len(t, adjustment.GetMounts(), 1)
+		assert.Equal(t, "bind", adjustment.GetMounts()[0].GetType())
+		assert.Equal(t, "/mounts/id", adjustment.GetMounts()[0].GetSource())
+		assert.Equal(t, "/a", adjustment.GetMounts()[0].GetDestination())
+		assert.Equal(t, []string{"bind", "ro"}, adjustment.GetMounts()[0].GetOptions())
+		assert.Equal(t, report, adjustment.GetAnnotations()[nriplugin.ReportAnnotation])
+	}
+
+	r.given = nil
+	adjustment, err := create(forged)
+	require.NoError(t, err)
+	assert.Contains(t, adjustment.GetAnnotations(), api.MarkForRemoval(nriplugin.ReportAnnotation))
+	assert.Empty(t, adjustment.GetMounts())
+	adjustment, err = create(nil)
+	require.NoError(t, err)
+	assert.Empty(t, adjustment.GetAnnotations())
+
+	r.err = errors.New("image volume /a: pulling reg/a:1; will be tried again")
+	_, err = create(nil)
+	require.ErrorContains(t, err, r.err.Error())
+}
+
+// runtimeService is a runtime that takes registrations and then does nothing.
+type runtimeService struct{ registered chan struct{} }
+
+func (r runtimeService) RegisterPlugin(context.Context, *api.RegisterPluginRequest) (*api.Empty, error) {
+	r.registered <- struct{}{}
+	return &api.Empty{}, nil
+}
+
+func (runtimeService) UpdateContainers(context.Context, *api.UpdateContainersRequest) (*api.UpdateContainersResponse, error) {
+	return &api.UpdateContainersResponse{}, nil
+}
+
+// TestRegistersAgain lets a plugin meet a runtime that is not there, one that
+// hangs up, one that goes away between registration and configuration, one that
+// never configures, and at last one that works.
+func TestRegistersAgain(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	socket := filepath.Join(t.TempDir(), "nri.sock")
+	t.Run("", func(t *testing.T) {
+		r := &recorder{}
+		p := start(t, socket, r)
+		listener, err := net.Listen("unix", socket)
+		require.NoError(t, err)
+		conn, err := listener.Accept()
+		require.NoError(t, err)
+		require.NoError(t, conn.Close())
+		for _, hangUp := range []bool{true, false} {
+			conn, err := listener.Accept()
+			require.NoError(t, err)
+			mux := multiplex.Multiplex(conn)
+			serviceListener, err := mux.Listen(multiplex.RuntimeServiceConn)
+			require.NoError(t, err)
+			server, err := ttrpc.NewServer()
+			require.NoError(t, err)
+			service := runtimeService{make(chan struct{}, 1)}
+			api.RegisterRuntimeService(server, service)
+			served := make(chan error, 1)
+			go func() { served <- server.Serve(t.Context(), serviceListener) }()
+			<-service.registered
+			if hangUp {
+				require.NoError(t, mux.Close())
+			}
+			defer func() {
+				_ = server.Close()
+				_ = mux.Close()
+				<-served
+			}()
+			assert.False(t, p.Registered())
+		}
+		require.NoError(t, listener.Close())
+
+		runtime := startRuntime(t, socket)
+		defer runtime.Stop()
+		require.Eventually(t, p.Registered, 20*time.Second, 10*time.Millisecond)
+		assert.Equal(t, []string{"synchronize p"}, r.take())
+	})
+}
