@@ -74,8 +74,6 @@ func (n *Node) endPods(ctx context.Context) {
 	_ = unix.Close(fd)
 	ctx, cancel := context.WithTimeout(ctx, politeLimit)
 	defer cancel()
-	_ = n.signal(ctx, CRIO, syscall.SIGCONT)
-	_ = n.signal(ctx, Ocihold, syscall.SIGCONT)
 	if n.dial() != nil {
 		return
 	}

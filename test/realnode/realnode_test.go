@@ -2,6 +2,7 @@ package realnode_test
 
 import (
 	"context"
+	"encoding/json"
 	"net/http"
 	"os"
 	"os/exec"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/ocihold/ocihold/test/images"
@@ -78,6 +80,36 @@ func runPod(t *testing.T, n *realnode.Node, handler string) (*realnode.Pod, *rea
 	return pod, c
 }
 
+// runConfig runs a container in a pod of this very configuration, and returns
+// its id and process.
+func runConfig(t *testing.T, n *realnode.Node, config *cri.PodSandboxConfig) (string, int) {
+	t.Helper()
+	sandbox, err := n.Runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: config})
+	require.NoError(t, err)
+	created, err := n.Runtime().CreateContainer(t.Context(), &cri.CreateContainerRequest{
+		PodSandboxId: sandbox.GetPodSandboxId(), SandboxConfig: config,
+		Config: &cri.ContainerConfig{
+			Metadata: &cri.ContainerMetadata{Name: "main"},
+			Image:    &cri.ImageSpec{Image: n.BaseImage(), UserSpecifiedImage: n.BaseImage()},
+			Command:  []string{"/bin/sleep", "1000000"},
+			LogPath:  "main.log",
+			Linux: &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{
+				NamespaceOptions: config.GetLinux().GetSecurityContext().GetNamespaceOptions(),
+			}},
+		},
+	})
+	require.NoError(t, err)
+	id := created.GetContainerId()
+	_, err = n.Runtime().StartContainer(t.Context(), &cri.StartContainerRequest{ContainerId: id})
+	require.NoError(t, err)
+	status, err := n.Runtime().ContainerStatus(t.Context(), &cri.ContainerStatusRequest{ContainerId: id, Verbose: true})
+	require.NoError(t, err)
+	var info realnode.Info
+	require.NoError(t, json.Unmarshal([]byte(status.GetInfo()["info"]), &info))
+	require.Positive(t, info.PID)
+	return id, info.PID
+}
+
 func pidOf(t *testing.T, c *realnode.Container) int {
 	t.Helper()
 	info, err := c.Info(t.Context())
@@ -110,16 +142,24 @@ func TestDownLeavesNothing(t *testing.T) {
 
 func TestDownAfterEverythingWasKilled(t *testing.T) {
 	n := plain(t, realnode.Options{})
-	_, c := runPod(t, n, "")
-	pid := pidOf(t, c)
+	pod, c := runPod(t, n, "")
+	// A pod that is not in the node's cgroup.
+	config := proto.CloneOf(pod.Config)
+	config.Metadata.Name = "stray"
+	config.Linux.CgroupParent = ""
+	id, outside := runConfig(t, n, config)
+	pids := []int{pidOf(t, c), outside}
 	for _, name := range []string{realnode.CRIO, realnode.Registry, realnode.Proxy} {
 		require.NoError(t, n.Kill(t.Context(), name, syscall.SIGKILL))
 	}
 	require.NoError(t, exec.Command("pkill", "-9", "-f", "conmon -b "+n.Dir()+"/").Run())
 	require.NoError(t, os.Remove(filepath.Join(n.Dir(), "node.json")))
-	require.NotEmpty(t, left(t, n, pid))
+	require.NotEmpty(t, left(t, n, pids...))
 	require.NoError(t, n.Down(t.Context()))
-	assert.Empty(t, left(t, n, pid))
+	assert.Empty(t, left(t, n, pids...))
+	stray, err := filepath.Glob("/sys/fs/cgroup/*/crio*/*" + id + "*")
+	require.NoError(t, err)
+	assert.Empty(t, stray)
 }
 
 func TestDownOfStoppedPrograms(t *testing.T) {
@@ -179,7 +219,10 @@ func TestRegistryWithTLSAndPassword(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, n.Push(t.Context(), "small:1", small))
 	_, err = n.Pull(t.Context(), n.Ref("small:1"))
-	require.NoError(t, err, "CRI-O knows certificate and password")
+	require.NoError(t, err, "CRI-O knows the password")
+	inspect := exec.Command("sh", "-c", ". "+n.EnvFile()+" && skopeo inspect docker://$REGISTRY/small:1")
+	out, err := inspect.CombinedOutput()
+	require.NoError(t, err, "the exports hold certificate and password: %s", out)
 
 	_, err = http.Get("https://" + n.Registry() + "/v2/") //nolint:noctx // fails at once
 	require.ErrorContains(t, err, "certificate")
@@ -342,10 +385,12 @@ func TestLongestDirectory(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(parent)) })
 
-	_, err = realnode.Up(t.Context(), realnode.Options{Dir: filepath.Join(parent, strings.Repeat("x", 80))})
+	const limit = 74
+	long := func(n int) string { return filepath.Join(parent, strings.Repeat("x", n-len(parent)-1)) }
+	_, err = realnode.Up(t.Context(), realnode.Options{Dir: long(limit + 1)})
 	require.ErrorContains(t, err, "choose a shorter one")
 
-	n := plain(t, realnode.Options{Dir: filepath.Join(parent, strings.Repeat("x", 73-len(parent)))})
+	n := plain(t, realnode.Options{Dir: long(limit)})
 	_, c := runPod(t, n, "")
 	out, err := c.Exec(t.Context(), "/bin/echo", "alive")
 	require.NoError(t, err)
