@@ -10,7 +10,7 @@ PREFIX ?= /usr
 DESTDIR ?=
 FUZZTIME ?= 10s
 # A release that is known to build; a cold build takes minutes and is kept.
-GOLANGCI := v2.5.0
+GOLANGCI := v2.15.0
 TOOLS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ocihold-test/tools
 
 .PHONY: help build install uninstall deps node demo test unit integration bats bench soak fuzz lint fmt clean
