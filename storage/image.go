@@ -14,20 +14,20 @@ import (
 // Image is what a root says about one image.
 type Image struct {
 	// ID is the image id: 64 hexadecimal digits, for most images the digest of its config.
-	ID string
-	// Digest is the digest of the image's manifest; where the image was found by a digest of its own, that one.
-	Digest digest.Digest
+	ID string `json:"id"`
+	// Digest is the digest of the image's own manifest, whichever way the image was found; never that of an index.
+	Digest digest.Digest `json:"digest"`
 	// Digests are those of all manifests kept with the image, that of the index it was chosen from among them.
-	Digests []digest.Digest
+	Digests []digest.Digest `json:"digests"`
 	// Names are its references, normalized, with a tag or a digest each.
-	Names []string
+	Names []string `json:"names"`
 	// Size is the sum of its layers' unpacked sizes in bytes, as recorded when they were written. A layer without such
 	// a record counts as 0.
-	Size int64
+	Size int64 `json:"size"`
 	// Created is the time that the image's config gives.
-	Created time.Time
+	Created time.Time `json:"created"`
 	// Leased says that the image has a lease record.
-	Leased bool
+	Leased bool `json:"leased"`
 }
 
 // Images lists the root's images in no particular order. Images with bad records are left out, and there is one error
@@ -102,9 +102,10 @@ func readRecord(record *cstorage.Image, layer func(id string) (*cstorage.Layer, 
 			return bad("name %q has neither a tag nor a digest", name)
 		}
 	}
-	manifest := record.Digest
-	if manifest == "" {
-		manifest = record.BigDataDigests[cstorage.ImageDigestBigDataKey]
+	// record.Digest is the one the image was first pulled by, maybe an index's.
+	manifest, ok := record.BigDataDigests[cstorage.ImageDigestBigDataKey]
+	if !ok {
+		manifest = record.Digest
 	}
 	if manifest == "" || len(record.Digests) == 0 {
 		return bad("it has no manifest")

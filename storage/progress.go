@@ -22,7 +22,8 @@ type Progress struct {
 	// Done and Total count the bytes of the image's layers as the registry has them (compressed, as a rule). Layers
 	// that the root had already are in both.
 	Done, Total int64
-	Phase       Phase
+	// Phase tells whether anything is still to come over the network.
+	Phase Phase
 }
 
 // progressInterval is the least time between two reports of one phase.
@@ -35,6 +36,7 @@ type tracker struct {
 	progress   Progress
 	report     func(Progress)
 	lastReport time.Time
+	unreported bool
 }
 
 // newTracker returns a tracker for an image of these layers, and reports that none of them has come.
@@ -55,10 +57,23 @@ func newTracker(layers []types.BlobInfo, report func(Progress)) *tracker {
 	return t
 }
 
-// run takes events until the channel is closed.
+// run takes events until the channel is closed. What comes too soon after a report is reported when its time has come,
+// also if nothing follows: a transfer may stand still there.
 func (t *tracker) run(events <-chan types.ProgressProperties) {
-	for e := range events {
-		t.add(e, time.Now())
+	for {
+		var due <-chan time.Time
+		if t.unreported {
+			due = time.After(time.Until(t.lastReport.Add(progressInterval)))
+		}
+		select {
+		case e, ok := <-events:
+			if !ok {
+				return
+			}
+			t.add(e, time.Now())
+		case now := <-due:
+			t.flush(now)
+		}
 	}
 }
 
@@ -84,10 +99,12 @@ func (t *tracker) add(e types.ProgressProperties, now time.Time) {
 		t.flush(now)
 	case now.Sub(t.lastReport) >= progressInterval:
 		t.flush(now)
+	default:
+		t.unreported = true
 	}
 }
 
 func (t *tracker) flush(now time.Time) {
-	t.lastReport = now
+	t.lastReport, t.unreported = now, false
 	t.report(t.progress)
 }

@@ -2,6 +2,7 @@ package storage
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -41,4 +42,27 @@ func TestTracker(t *testing.T) {
 		{Done: 150, Total: 150, Phase: PhaseStoring},
 		{Done: 150, Total: 150, Phase: PhaseStoring},
 	}, got)
+}
+
+func TestTrackerOfATransferThatStandsStill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := digest.FromString("a"), digest.FromString("b")
+		var got []int64
+		tracker := newTracker([]types.BlobInfo{{Digest: a, Size: 100}, {Digest: b, Size: 50}}, func(p Progress) { got = append(got, p.Done) })
+		events := make(chan types.ProgressProperties)
+		go tracker.run(events)
+		for _, offset := range []uint64{10, 20, 30} {
+			events <- types.ProgressProperties{Event: types.ProgressEventRead, Artifact: types.BlobInfo{Digest: a}, Offset: offset}
+		}
+		time.Sleep(progressInterval - 1)
+		synctest.Wait()
+		assert.Equal(t, []int64{0}, got, "too soon")
+		time.Sleep(1)
+		synctest.Wait()
+		assert.Equal(t, []int64{0, 30}, got)
+		time.Sleep(10 * progressInterval)
+		synctest.Wait()
+		assert.Equal(t, []int64{0, 30}, got, "nothing new")
+		close(events)
+	})
 }

@@ -97,7 +97,7 @@ func (r *Root) pullFirst(ctx context.Context, candidates []reference.Named, repo
 		if ctx.Err() != nil {
 			return Image{}, err
 		}
-		err = classify(reference.Domain(named), err)
+		err = classify(reference.Domain(named), steady{err})
 		switch {
 		case len(candidates) == 1:
 			return Image{}, err

@@ -70,7 +70,11 @@ func TestPull(t *testing.T) {
 
 			again, err := root.Resolve(t.Context(), tc.ref)
 			require.NoError(t, err)
-			assert.Equal(t, got.ID, again.ID)
+			assert.Equal(t, got, again)
+			assert.Equal(t, digest.Digest(appDigest.String()), got.Digest)
+			images, errs := root.Images(t.Context())
+			assert.Empty(t, errs)
+			assert.Equal(t, []Image{got}, images)
 
 			dirs, err := root.LowerDirs(t.Context(), got.ID)
 			require.NoError(t, err)
