@@ -75,7 +75,7 @@ func TestLoadAbsent(t *testing.T) {
 
 	_, err = Load(filepath.Join(dir, "absent.toml"), true)
 	require.ErrorIs(t, err, fs.ErrNotExist)
-	assert.ErrorContains(t, err, "absent.toml")
+	require.ErrorContains(t, err, "absent.toml")
 
 	_, err = Load(dir, false)
 	assert.Error(t, err, "a directory is not an absent file")
@@ -264,7 +264,7 @@ func FuzzParse(f *testing.F) {
 		}
 		assert.Equal(t, Default(), c, "changed in spite of %v", err)
 		lines := strings.Count(text, "\n") + 1
-		for _, fault := range strings.Split(err.Error(), "\n") {
+		for fault := range strings.SplitSeq(err.Error(), "\n") {
 			var n int
 			_, scanErr := fmt.Sscanf(fault, "f:%d: ", &n)
 			require.NoError(t, scanErr, "no line in %q", fault)

@@ -144,8 +144,7 @@ func line(md *toml.MetaData, tree map[string]toml.Primitive, key toml.Key) int {
 // inFile adds the file, and the line where the error tells it apart, to an
 // error of the TOML library.
 func inFile(file string, err error) error {
-	var at toml.ParseError
-	if errors.As(err, &at) {
+	if at, ok := errors.AsType[toml.ParseError](err); ok {
 		return fmt.Errorf("%s:%d: %s", file, at.Position.Line, at.Message)
 	}
 	return fmt.Errorf("%s: %w", file, err)

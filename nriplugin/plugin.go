@@ -74,13 +74,12 @@ func (p *Plugin) Run(ctx context.Context) error {
 	delay := backOffMin
 	for ctx.Err() == nil {
 		served, err := p.serve(ctx)
-		if ctx.Err() != nil {
-			break
-		}
 		if served {
 			delay = backOffMin
 		}
-		p.options.Log.WithError(err).WithField("socket", p.options.Socket).Warn("not registered with the container runtime; trying again")
+		if ctx.Err() == nil {
+			p.options.Log.WithError(err).WithField("socket", p.options.Socket).Warn("not registered with the container runtime; trying again")
+		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(delay + rand.N(delay/4)): //nolint:gosec // spread, not secret

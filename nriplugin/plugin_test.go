@@ -50,9 +50,10 @@ func (r *recorder) take() []string {
 	return calls
 }
 
-func (r *recorder) RunPod(p imagevolume.Pod)              { r.call("run " + p.ID) }
-func (r *recorder) RemovePod(id string)                   { r.call("remove " + id) }
-func (r *recorder) StopContainer(pod, container string)   { r.call("stop " + pod + "/" + container) }
+func (r *recorder) RunPod(p imagevolume.Pod)            { r.call("run " + p.ID) }
+func (r *recorder) RemovePod(id string)                 { r.call("remove " + id) }
+func (r *recorder) StopContainer(pod, container string) { r.call("stop " + pod + "/" + container) }
+
 func (r *recorder) RemoveContainer(pod, container string) { r.call("remove " + pod + "/" + container) }
 
 func (r *recorder) CreateContainer(p imagevolume.Pod, c imagevolume.Container) ([]imagevolume.Given, error) {
@@ -171,7 +172,7 @@ func TestAdjustment(t *testing.T) {
 		assert.Equal(t, "/mounts/id", adjustment.GetMounts()[0].GetSource())
 		assert.Equal(t, "/a", adjustment.GetMounts()[0].GetDestination())
 		assert.Equal(t, []string{"bind", "ro"}, adjustment.GetMounts()[0].GetOptions())
-		assert.Equal(t, report, adjustment.GetAnnotations()[nriplugin.ReportAnnotation])
+		assert.JSONEq(t, report, adjustment.GetAnnotations()[nriplugin.ReportAnnotation])
 	}
 
 	r.given = nil
@@ -233,14 +234,14 @@ func TestRegistersAgain(t *testing.T) {
 			defer func() {
 				_ = server.Close()
 				_ = mux.Close()
-				<-served
+				require.ErrorIs(t, <-served, ttrpc.ErrServerClosed)
 			}()
 			assert.False(t, p.Registered())
 		}
 		require.NoError(t, listener.Close())
 
 		runtime := startRuntime(t, socket)
-		defer runtime.Stop()
+		t.Cleanup(runtime.Stop)
 		require.Eventually(t, p.Registered, 20*time.Second, 10*time.Millisecond)
 		assert.Equal(t, []string{"synchronize p"}, r.take())
 	})

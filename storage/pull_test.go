@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -305,9 +306,7 @@ func alter(part string, change func([]byte) []byte) func(http.ResponseWriter, *h
 		}
 		rec := httptest.NewRecorder()
 		next.ServeHTTP(rec, r)
-		for k, v := range rec.Header() {
-			w.Header()[k] = v
-		}
+		maps.Copy(w.Header(), rec.Header())
 		body := rec.Body.Bytes()
 		w.Header().Set("Content-Length", fmt.Sprint(len(body)))
 		w.WriteHeader(rec.Code)

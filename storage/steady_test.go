@@ -1,7 +1,6 @@
 package storage
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"testing"
@@ -19,6 +18,6 @@ func TestSteady(t *testing.T) {
 	} {
 		err := steady{fmt.Errorf(text, io.EOF)}
 		require.EqualError(t, err, want)
-		require.True(t, errors.Is(err, io.EOF))
+		require.ErrorIs(t, err, io.EOF)
 	}
 }

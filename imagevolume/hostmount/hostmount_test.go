@@ -70,7 +70,7 @@ func TestEnsureMountsEveryLayer(t *testing.T) {
 					require.NoError(t, err)
 					assert.Equal(t, "0", string(top), "the topmost layer wins")
 				}
-				assert.ErrorIs(t, os.WriteFile(filepath.Join(dir.Path("k"), "new"), nil, 0o644), unix.EROFS)
+				require.ErrorIs(t, os.WriteFile(filepath.Join(dir.Path("k"), "new"), nil, 0o644), unix.EROFS)
 
 				require.NoError(t, dir.Release("k"))
 				assert.False(t, dir.Mounted("k"))

@@ -156,10 +156,11 @@ func mountOld(target string, lowers []int) error {
 	for i, fd := range lowers {
 		paths[i] = fdPath(fd)
 	}
-	data := "lowerdir=" + strings.Join(paths, ":")
+	options := []string{"lowerdir=" + strings.Join(paths, ":")}
 	for _, option := range overlayOptions {
-		data += "," + option[0] + "=" + option[1]
+		options = append(options, option[0]+"="+option[1])
 	}
+	data := strings.Join(options, ",")
 	if len(data) > maxMountData {
 		return fmt.Errorf("%w: %d layers do not fit into the options of mount(2); a kernel of 6.8 or newer takes %d",
 			ErrTooManyLayers, len(lowers), maxLowers)

@@ -68,9 +68,9 @@ var bad = []struct {
 	{"too long", server, "#" + strings.Repeat("x", 256<<10), `has more than 262144 bytes; shorten it`},
 	{"too many volumes", server, list(65), `has 65 volumes; at most 64 are allowed`},
 
-	{"volume is a string", server, "- example.com/llama:7b", `[0]: is the string "example.com/llama:7b", not a volume; write image: and mountPath:`},
-	{"volume is null", server, "- {image: a, mountPath: /a}\n- ", `[1]: is null, not a volume; write image: and mountPath:`},
-	{"volume is a list", server, "- - a", `[0]: is a list, not a volume; write image: and mountPath:`},
+	{"volume is a string", server, "- example.com/llama:7b", `[0]: is the string "example.com/llama:7b", not a volume; write image and mountPath`},
+	{"volume is null", server, "- {image: a, mountPath: /a}\n- ", `[1]: is null, not a volume; write image and mountPath`},
+	{"volume is a list", server, "- - a", `[0]: is a list, not a volume; write image and mountPath`},
 	{"no image", server, "- mountPath: /models", `[0]: has no image; add image: NAME`},
 	{"no mountPath", server, "- image: llama", `[0]: has no mountPath; add mountPath: /PATH`},
 	{"empty volume", server, "- {}", `[0]: has no image; add image: NAME`},

@@ -34,7 +34,7 @@ var (
 func parseVolume(item *yaml.Node) (Volume, error) {
 	var volume Volume
 	if !is(item, yaml.MappingNode, tagMap) {
-		return volume, fmt.Errorf(": is %s, not a volume; write image: and mountPath:", describe(item))
+		return volume, fmt.Errorf(": is %s, not a volume; write image and mountPath", describe(item))
 	}
 	seen := map[string]bool{}
 	for i := 0; i+1 < len(item.Content); i += 2 {
@@ -165,8 +165,8 @@ func checkImage(image string) error {
 // cleanMountPath checks a path by Kubernetes' rules and those of the runtime,
 // and returns it without doubled and trailing slashes.
 func cleanMountPath(p string) (string, error) {
-	components := strings.Split(p, "/")
-	for _, component := range components {
+	components := strings.SplitSeq(p, "/")
+	for component := range components {
 		switch {
 		case component == "..":
 			return "", fmt.Errorf(`%s has ".." in it; write the path without`, quote(p))

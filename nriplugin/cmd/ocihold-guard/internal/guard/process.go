@@ -42,7 +42,7 @@ func (b *bundle) checkProcess(pid int, volumes []volume) error {
 	if err != nil {
 		return fmt.Errorf("open the root of container %s of pod %s: %w", b.container(), b.pod(), err)
 	}
-	defer unix.Close(root) //nolint:errcheck // nothing was written
+	defer unix.Close(root)
 	for _, v := range volumes {
 		id, err := mountAt(root, v.MountPath)
 		if err == nil {
@@ -78,7 +78,7 @@ func mountAt(root int, p string) (uint64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("not mounted: open it in the container: %w", err)
 	}
-	defer unix.Close(fd) //nolint:errcheck // nothing was written
+	defer unix.Close(fd)
 	var stat unix.Statx_t
 	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &stat); err != nil {
 		return 0, fmt.Errorf("not mounted: find its mount: %w", err)

@@ -95,8 +95,7 @@ func (c *Client) do(ctx context.Context, method, path string) (io.ReadCloser, er
 	}
 	response, err := c.http.Do(request)
 	if err != nil {
-		var at *url.Error // names only what the protocol makes up
-		if errors.As(err, &at) {
+		if at, ok := errors.AsType[*url.Error](err); ok {
 			err = at.Err
 		}
 		return nil, fmt.Errorf("ask the daemon: %w", err)

@@ -140,5 +140,5 @@ func TestDaemonThatGoesAwayIsNoSuccess(t *testing.T) {
 	_, err = control.NewClient(socket).Pull(t.Context(), "endless", func(storage.Progress) { cancel() })
 	require.Error(t, err)
 	require.NoError(t, <-ended)
-	<-d.left
+	require.ErrorIs(t, <-d.left, context.Canceled)
 }
