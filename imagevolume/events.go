@@ -152,7 +152,7 @@ func (m *Manager) forget(p *pod) {
 }
 
 // Synchronize tells which sandboxes there are, and which of their containers
-// have not exited. Pods not listed are forgotten; a volume that a listed
+// have not exited. What is not listed is forgotten; a volume that a listed
 // container has is taken over with the very image it has.
 func (m *Manager) Synchronize(pods []Pod, containers map[string][]Container) {
 	m.mu.Lock()
@@ -165,8 +165,16 @@ func (m *Manager) Synchronize(pods []Pod, containers map[string][]Container) {
 			p = newPod(info)
 			m.pods[info.ID] = p
 		}
+		running := map[string]bool{}
 		for _, c := range containers[info.ID] {
+			running[c.ID] = true
 			m.adopt(p, c)
+		}
+		for name, g := range p.given {
+			if !running[g.containerID] {
+				m.stop(p, g)
+				delete(p.given, name)
+			}
 		}
 		m.lookAll(p)
 	}

@@ -20,6 +20,7 @@ type fakeStore struct {
 	leased   map[string]bool   // false is a lease that is not whole
 	err      error             // of every pull
 	block    chan struct{}     // closed when pulls may go on
+	unready  chan struct{}     // closed when images may be resolved
 	log      []string          // calls that change something
 	onLease  func(id string)   // called before a lease is taken, unlocked
 	reports  []imagevolume.Progress
@@ -31,6 +32,12 @@ var _ imagevolume.Store = (*fakeStore)(nil)
 func id(letter string) string { return strings.Repeat(letter, 64) }
 
 func (s *fakeStore) Resolve(_ context.Context, ref string) (imagevolume.Image, error) {
+	s.mu.Lock()
+	unready := s.unready
+	s.mu.Unlock()
+	if unready != nil {
+		<-unready
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	imageID, ok := s.present[ref]
@@ -109,6 +116,20 @@ func (s *fakeStore) Leases(context.Context) (map[string]bool, error) {
 
 func (s *fakeStore) LowerDirs(_ context.Context, imageID string) ([]string, error) {
 	return []string{"/layers/" + imageID}, nil
+}
+
+// set changes the store.
+func (s *fakeStore) set(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+}
+
+// leases returns what is leased.
+func (s *fakeStore) leases() map[string]bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.leased)
 }
 
 // calls returns and forgets what was called.

@@ -26,12 +26,13 @@ type look struct {
 	want
 
 	running bool
+	unsure  bool // it is not known yet which image the store has for it
 	gone    bool // its pod is
 	adopt   bool // this round takes image.ID for what want names
 	cancel  context.CancelFunc
 
 	image     Image  // of the last good result
-	candidate string // image ID that this round is about to hold
+	candidate string // image ID that this round may hold
 	err       error  // of the last result
 	progress  Progress
 }
@@ -64,7 +65,7 @@ func (l *look) abandon() {
 
 // look begins to look for w.
 func (m *Manager) look(p *pod, w want) *look {
-	l := &look{want: w}
+	l := &look{want: w, unsure: true}
 	p.looks[w] = l
 	m.again(l)
 	return l
@@ -116,7 +117,7 @@ func (m *Manager) run(ctx context.Context, l *look) {
 
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	l.running, l.cancel, l.candidate, l.adopt = false, nil, "", false
+	l.running, l.unsure, l.cancel, l.candidate, l.adopt = false, false, nil, "", false
 	l.err = err
 	changed := err == nil && l.image.ID != img.ID
 	if err == nil {
@@ -161,15 +162,16 @@ func (m *Manager) obtain(ctx context.Context, l *look) (Image, error) {
 			return img, err
 		}
 	}
-	if l.policy != request.Always {
-		img, err := m.store.Resolve(ctx, l.ref)
-		if !errors.Is(err, ErrNotPresent) {
-			return img, err
-		}
-		if l.policy == request.Never {
-			return Image{}, fmt.Errorf("%w: image %s is not present on the node and pullPolicy is Never; "+
-				"pull it to the node or choose IfNotPresent", ErrPullPolicyNever, l.ref)
-		}
+	img, err := m.store.Resolve(ctx, l.ref)
+	m.mu.Lock()
+	l.unsure, l.candidate = false, img.ID
+	m.mu.Unlock()
+	if l.policy != request.Always && !errors.Is(err, ErrNotPresent) {
+		return img, err
+	}
+	if l.policy == request.Never {
+		return Image{}, fmt.Errorf("%w: image %s is not present on the node and pullPolicy is Never; "+
+			"pull it to the node or choose IfNotPresent", ErrPullPolicyNever, l.ref)
 	}
 	return m.store.Pull(ctx, l.ref, func(p Progress) {
 		m.mu.Lock()

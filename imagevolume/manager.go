@@ -72,18 +72,20 @@ func newPod(info Pod) *pod {
 	return &pod{Pod: info, looks: map[want]*look{}, given: map[string]*given{}}
 }
 
-// images calls f with each image ID that the pod needs.
-func (p *pod) images(f func(id string)) {
+// need adds the ID of each image that the pod needs: true for one that it has,
+// false for one that it may be about to have.
+func (p *pod) need(images map[string]bool) {
 	for _, l := range p.looks {
-		for _, id := range []string{l.image.ID, l.candidate} {
-			if id != "" {
-				f(id)
-			}
+		if _, has := images[l.candidate]; !has && l.candidate != "" {
+			images[l.candidate] = false
+		}
+		if l.image.ID != "" {
+			images[l.image.ID] = true
 		}
 	}
 	for _, g := range p.given {
 		for _, v := range g.volumes {
-			f(v.From.ID)
+			images[v.From.ID] = true
 		}
 	}
 }

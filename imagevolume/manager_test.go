@@ -78,8 +78,10 @@ const volumeA = `[{"image": "reg/a:1", "mountPath": "/a"}]`
 func TestVolumeFromSandboxToRelease(t *testing.T) {
 	inWorld(t, synchronized(func(t *testing.T, w *world) {
 		p := pod("p", volumeA)
-		w.store.block = make(chan struct{})
-		w.store.reports = []imagevolume.Progress{{Done: 45, Total: 100_000}, {Done: 45_678, Total: 100_000}}
+		w.store.set(func() { w.store.block = make(chan struct{}) })
+		w.store.set(func() {
+			w.store.reports = []imagevolume.Progress{{Done: 45, Total: 100_000}, {Done: 45_678, Total: 100_000}}
+		})
 		w.RunPod(p)
 		w.wait()
 		_, err := w.CreateContainer(p, container("c"))
@@ -175,19 +177,19 @@ func TestAlwaysLooksAgainWhenAContainerEnds(t *testing.T) {
 		w.store.calls()
 		w.mounts.set(func() { w.mounts.used[id("c")] = true })
 
-		w.store.registry["reg/c"] = id("d")
+		w.store.set(func() { w.store.registry["reg/c"] = id("d") })
 		w.StopContainer("p", "1")
 		w.StopContainer("p", "1") // told when stopped and when exited
 		w.wait()
 		assert.Equal(t, []string{"pull reg/c", "lease d"}, w.store.calls())
-		assert.True(t, w.store.leased[id("c")], "in use")
+		assert.True(t, w.store.leases()[id("c")], "in use")
 		given, err = w.CreateContainer(p, imagevolume.Container{ID: "2", Name: "c"})
 		require.NoError(t, err)
 		assert.Equal(t, id("d"), given[0].From.ID)
 
 		w.mounts.set(func() { w.mounts.used = map[string]bool{} })
 		time.Sleep(2 * time.Minute)
-		assert.False(t, w.store.leased[id("c")], "the old one is let go")
+		assert.False(t, w.store.leases()[id("c")], "the old one is let go")
 		w.store.calls()
 
 		_, err = w.CreateContainer(p, imagevolume.Container{ID: "3", Name: "c"})
@@ -202,7 +204,7 @@ func TestAlwaysLooksAgainWhenAContainerEnds(t *testing.T) {
 func TestFailureIsToldAndTriedAgain(t *testing.T) {
 	inWorld(t, synchronized(func(t *testing.T, w *world) {
 		p := pod("p", volumeA)
-		w.store.err = errors.New("registry is down")
+		w.store.set(func() { w.store.err = errors.New("registry is down") })
 		w.RunPod(p)
 		for range 3 {
 			w.wait()
@@ -211,7 +213,7 @@ func TestFailureIsToldAndTriedAgain(t *testing.T) {
 		}
 		w.wait()
 		assert.Len(t, w.store.calls(), 4, "one attempt for the sandbox and one for each container")
-		w.store.err = nil
+		w.store.set(func() { w.store.err = nil })
 		_, err := w.CreateContainer(p, container("c"))
 		require.Error(t, err)
 		w.wait()
@@ -279,39 +281,54 @@ func TestLeaseThatIsGoneIsTakenAgain(t *testing.T) {
 		w.wait()
 		require.NoError(t, w.store.Release(t.Context(), id("a")))
 		time.Sleep(2 * time.Minute)
-		assert.True(t, w.store.leased[id("a")])
-		w.store.leased[id("a")] = false
+		assert.True(t, w.store.leases()[id("a")])
+		w.store.set(func() { w.store.leased[id("a")] = false })
 		time.Sleep(2 * time.Minute)
-		assert.True(t, w.store.leased[id("a")], "not whole")
+		assert.True(t, w.store.leases()[id("a")], "not whole")
 
 		require.NoError(t, w.store.Release(t.Context(), id("a")))
 		w.RunPod(pod("next", volumeA))
 		w.wait()
-		assert.True(t, w.store.leased[id("a")], "memory does not say what is leased")
-		w.store.leased[id("a")] = false
+		assert.True(t, w.store.leases()[id("a")], "memory does not say what is leased")
+		w.store.set(func() { w.store.leased[id("a")] = false })
 		w.RemovePod("p")
 		w.RemovePod("next")
 		w.wait()
-		assert.Empty(t, slices.Collect(maps.Keys(w.store.leased)), "what is left of a lease is cleared away")
+		assert.Empty(t, slices.Collect(maps.Keys(w.store.leases())), "what is left of a lease is cleared away")
+	}))
+}
+
+func TestWhatMayBeReplacedIsNotLeased(t *testing.T) {
+	inWorld(t, synchronized(func(t *testing.T, w *world) {
+		w.store.set(func() {
+			w.store.present["reg/a:1"] = id("d")
+			w.store.block = make(chan struct{})
+		})
+		w.RunPod(pod("p", `[{"image": "reg/a:1", "mountPath": "/a", "pullPolicy": "Always"}]`))
+		time.Sleep(time.Hour)
+		assert.Empty(t, w.store.leases())
+		close(w.store.block)
+		w.wait()
+		assert.Equal(t, map[string]bool{id("a"): true}, w.store.leases())
 	}))
 }
 
 func TestPullEndsWithItsPod(t *testing.T) {
 	inWorld(t, synchronized(func(t *testing.T, w *world) {
-		w.store.block = make(chan struct{})
+		w.store.set(func() { w.store.block = make(chan struct{}) })
 		w.RunPod(pod("p", volumeA))
 		w.wait()
 		w.RemovePod("p")
 		w.wait()
 		assert.Equal(t, []string{"cancelled reg/a:1"}, w.store.calls())
-		assert.Empty(t, w.store.leased)
+		assert.Empty(t, w.store.leases())
 	}))
 }
 
 func TestNothingIsLetGoUnsure(t *testing.T) {
 	leftover := func(w *world) {
-		w.store.present["reg/a:1"] = id("a")
-		w.store.leased[id("a")] = true
+		w.store.set(func() { w.store.present["reg/a:1"] = id("a") })
+		w.store.set(func() { w.store.leased[id("a")] = true })
 		w.mounts.set(func() { w.mounts.mounted[id("a")] = true })
 	}
 	t.Run("before the runtime has told its pods", func(t *testing.T) {
@@ -324,6 +341,33 @@ func TestNothingIsLetGoUnsure(t *testing.T) {
 			w.wait()
 			assert.Equal(t, []string{"release a"}, w.store.calls())
 			assert.False(t, w.mounts.Mounted(id("a")))
+		})
+	})
+	t.Run("before the store has told what a listed pod's image is", func(t *testing.T) {
+		inWorld(t, func(t *testing.T, w *world) {
+			leftover(w)
+			w.store.set(func() { w.store.unready = make(chan struct{}) })
+			w.Synchronize([]imagevolume.Pod{pod("p", volumeA)}, nil)
+			time.Sleep(time.Hour)
+			assert.Empty(t, w.store.calls())
+			close(w.store.unready)
+			time.Sleep(time.Hour)
+			assert.Empty(t, w.store.calls(), "the pod asks for it")
+			w.RemovePod("p")
+			w.wait()
+			assert.Equal(t, []string{"release a"}, w.store.calls())
+		})
+	})
+	t.Run("while the registry is asked whether it is the newest", func(t *testing.T) {
+		inWorld(t, func(t *testing.T, w *world) {
+			leftover(w)
+			w.store.set(func() { w.store.block = make(chan struct{}) })
+			w.Synchronize([]imagevolume.Pod{pod("p", `[{"image": "reg/a:1", "mountPath": "/a", "pullPolicy": "Always"}]`)}, nil)
+			time.Sleep(time.Hour)
+			assert.Empty(t, w.store.calls())
+			close(w.store.block)
+			w.wait()
+			assert.Equal(t, []string{"pull reg/a:1"}, w.store.calls())
 		})
 	})
 	t.Run("on an incomplete reading", func(t *testing.T) {
@@ -355,9 +399,9 @@ func TestNothingIsLetGoUnsure(t *testing.T) {
 func TestRestartTakesOver(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		// The tag has moved on since the container was created.
-		w.store.present = map[string]string{"reg/old": id("c"), "reg/c": id("d")}
-		w.store.registry["reg/c"] = id("d")
-		w.store.leased[id("c")] = true
+		w.store.set(func() { w.store.present = map[string]string{"reg/old": id("c"), "reg/c": id("d")} })
+		w.store.set(func() { w.store.registry["reg/c"] = id("d") })
+		w.store.set(func() { w.store.leased[id("c")] = true })
 		w.mounts.set(func() {
 			w.mounts.mounted[id("c")] = true
 			w.mounts.used[id("c")] = true
@@ -371,7 +415,9 @@ func TestRestartTakesOver(t *testing.T) {
 			require.Len(t, w.Volumes(), 1)
 			assert.Equal(t, "sha256:"+id("c"), w.Volumes()[0].Digest)
 		}
-		w.StopContainer("p", "1")
+		// It has exited, and nobody has told.
+		w.Synchronize([]imagevolume.Pod{p}, nil)
+		assert.Empty(t, w.Volumes())
 		w.wait()
 		given, err := w.CreateContainer(p, imagevolume.Container{ID: "2", Name: "c"})
 		require.NoError(t, err)
@@ -380,7 +426,7 @@ func TestRestartTakesOver(t *testing.T) {
 		w.Synchronize(nil, nil)
 		w.mounts.set(func() { w.mounts.used = map[string]bool{} })
 		time.Sleep(time.Minute)
-		assert.Empty(t, slices.Collect(maps.Keys(w.store.leased)), "the runtime does not know the pod any more")
+		assert.Empty(t, slices.Collect(maps.Keys(w.store.leases())), "the runtime does not know the pod any more")
 		assert.Empty(t, w.Volumes())
 	})
 }
@@ -394,6 +440,6 @@ func TestForgedReportOrMountGivesNothing(t *testing.T) {
 		})
 		w.wait()
 		assert.Empty(t, w.Volumes())
-		assert.NotContains(t, w.store.leased, id("b"))
+		assert.NotContains(t, w.store.leases(), id("b"))
 	})
 }

@@ -44,8 +44,9 @@ func (m *Manager) settleLoop(ctx context.Context) {
 }
 
 // settle lets go what nobody needs, and leases again what is needed and not, or
-// not wholly, leased. waiting says that a process still has something that no
-// pod asks for any more.
+// not wholly, leased. waiting says that there may soon be more to let go: a process
+// still has something that no pod asks for, or it is not known yet what pods do
+// ask for.
 func (m *Manager) settle(ctx context.Context) (waiting bool, err error) {
 	m.doing.Lock()
 	defer m.doing.Unlock()
@@ -54,7 +55,7 @@ func (m *Manager) settle(ctx context.Context) (waiting bool, err error) {
 	// the second, never back.
 	needed, ok := m.needed()
 	if !ok {
-		return false, nil
+		return true, nil
 	}
 	used, err := m.mounts.InUse(ctx)
 	if err != nil {
@@ -76,16 +77,19 @@ func (m *Manager) settle(ctx context.Context) (waiting bool, err error) {
 	}
 	var errs []error
 	for id := range held {
+		_, isNeeded := needed[id]
 		switch {
-		case needed[id]:
+		case isNeeded:
 		case used[id]:
 			waiting = true
 		default:
 			errs = append(errs, m.letGo(ctx, id))
 		}
 	}
-	for id := range needed {
-		used[id] = true
+	for id, has := range needed {
+		if has {
+			used[id] = true
+		}
 	}
 	for id := range used {
 		if !leased[id] {
@@ -95,16 +99,19 @@ func (m *Manager) settle(ctx context.Context) (waiting bool, err error) {
 	return waiting, errors.Join(errs...)
 }
 
-// needed returns the IDs of the images that pods need, and whether the pods
-// are known.
+// needed returns the IDs of the images that pods need, as pod.need has them, and
+// whether the pods and these images are known.
 func (m *Manager) needed() (map[string]bool, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	needed := map[string]bool{}
+	needed, known := map[string]bool{}, m.synced
 	for _, p := range m.pods {
-		p.images(func(id string) { needed[id] = true })
+		p.need(needed)
+		for _, l := range p.looks {
+			known = known && !l.unsure
+		}
 	}
-	return needed, m.synced
+	return needed, known
 }
 
 func (m *Manager) letGo(ctx context.Context, id string) error {
