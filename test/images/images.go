@@ -11,6 +11,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"os"
@@ -112,9 +113,7 @@ func (e Entry) Owned(uid, gid int) Entry {
 // WithXattr adds an extended attribute ("user.x", "security.capability").
 func (e Entry) WithXattr(key, value string) Entry {
 	xattrs := map[string]string{key: value}
-	for k, v := range e.Xattrs {
-		xattrs[k] = v
-	}
+	maps.Copy(xattrs, e.Xattrs)
 	e.Xattrs = xattrs
 	return e
 }
@@ -201,7 +200,7 @@ func Image(config Config, layers ...[]Entry) (v1.Image, error) {
 
 // Index makes an image index of images for several platforms.
 func Index(imgs ...v1.Image) (v1.ImageIndex, error) {
-	var index v1.ImageIndex = mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
+	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, img := range imgs {
 		config, err := img.ConfigFile()
 		if err != nil {

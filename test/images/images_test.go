@@ -75,7 +75,8 @@ func TestImagesAreValidAndTheSameEachTime(t *testing.T) {
 		require.NoError(t, err)
 		return d
 	}
-	assert.Equal(t, digest(), digest())
+	first := digest()
+	assert.Equal(t, first, digest())
 }
 
 func TestIndexNamesThePlatforms(t *testing.T) {

@@ -226,7 +226,6 @@ type host struct {
 	tmp, bin  string
 	file, dir string
 	text      map[string]string // by path
-	env       []string
 }
 
 func newHost(t *testing.T, r *rand.Rand) *host {

@@ -49,10 +49,11 @@ func serve(t *testing.T) (string, *proxy.Client) {
 	return clients.URL, proxy.NewClient(listen("c", p.Control()))
 }
 
-func get(ctx context.Context, t *testing.T, url string) (*http.Response, []byte, error) {
-	t.Helper()
+func get(ctx context.Context, url string) (*http.Response, []byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	require.NoError(t, err)
+	if err != nil {
+		return nil, nil, err
+	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return nil, nil, err
@@ -64,7 +65,7 @@ func get(ctx context.Context, t *testing.T, url string) (*http.Response, []byte,
 
 func TestWithoutRulesNothingChanges(t *testing.T) {
 	url, _ := serve(t)
-	resp, got, err := get(t.Context(), t, url+"/v2/x")
+	resp, got, err := get(t.Context(), url+"/v2/x")
 	require.NoError(t, err)
 	assert.Equal(t, body, got)
 	assert.Equal(t, url, "http://"+resp.Header.Get("Host-Seen"))
@@ -91,7 +92,7 @@ func TestRules(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			require.NoError(t, control.Add(t.Context(), tt.rule))
-			resp, got, err := get(t.Context(), t, url+"/v2/x")
+			resp, got, err := get(t.Context(), url+"/v2/x")
 			require.NotNil(t, resp)
 			assert.Equal(t, tt.status, resp.StatusCode)
 			assert.Equal(t, tt.body, got)
@@ -101,7 +102,7 @@ func TestRules(t *testing.T) {
 				require.ErrorContains(t, err, tt.err)
 			}
 			require.NoError(t, control.Clear(t.Context()))
-			_, got, err = get(t.Context(), t, url+"/v2/x")
+			_, got, err = get(t.Context(), url+"/v2/x")
 			require.NoError(t, err)
 			assert.Equal(t, body, got, "after clear")
 		})
@@ -111,7 +112,7 @@ func TestRules(t *testing.T) {
 func TestCutAtOnce(t *testing.T) {
 	url, control := serve(t)
 	require.NoError(t, control.Add(t.Context(), proxy.Rule{Cut: new(int64)}))
-	_, _, err := get(t.Context(), t, url+"/")
+	_, _, err := get(t.Context(), url+"/")
 	require.ErrorContains(t, err, "EOF")
 }
 
@@ -120,7 +121,7 @@ func TestSkipAndTimes(t *testing.T) {
 	require.NoError(t, control.Add(t.Context(), proxy.Rule{Skip: 1, Times: 2, Status: 500}))
 	var got []int
 	for range 4 {
-		resp, _, err := get(t.Context(), t, url+"/")
+		resp, _, err := get(t.Context(), url+"/")
 		require.NoError(t, err)
 		got = append(got, resp.StatusCode)
 	}
@@ -134,13 +135,13 @@ func TestStallEndsWithTheRules(t *testing.T) {
 
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	_, got, err := get(ctx, t, url+"/")
+	_, got, err := get(ctx, url+"/")
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	assert.Equal(t, body[:at], got, "what precedes the stall arrives")
 
 	done := make(chan []byte)
 	go func() {
-		_, got, _ := get(context.Background(), t, url+"/") //nolint:usetesting // outlives nothing: done is received
+		_, got, _ := get(context.Background(), url+"/")
 		done <- got
 	}()
 	require.Eventually(t, func() bool {
@@ -154,7 +155,7 @@ func TestStallEndsWithTheRules(t *testing.T) {
 func TestCounts(t *testing.T) {
 	url, control := serve(t)
 	for _, path := range []string{"/a", "/b", "/a"} {
-		_, _, err := get(t.Context(), t, url+path)
+		_, _, err := get(t.Context(), url+path)
 		require.NoError(t, err)
 	}
 	counts, err := control.Counts(t.Context())

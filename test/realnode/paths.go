@@ -58,7 +58,6 @@ func (p paths) ociholdRunDir() string   { return p.in("run", "ocihold") }
 func (p paths) crioRoot() string        { return p.in("lib", "root") }
 func (p paths) crioRunRoot() string     { return p.in("run", "runroot") }
 func (p paths) crioSocket() string      { return p.in("run", "crio.sock") }
-func (p paths) nriSocket() string       { return p.in("run", "nri.sock") }
 func (p paths) registryConf() string    { return p.in("etc", "registry.yml") }
 func (p paths) registryData() string    { return p.in("lib", "registry") }
 func (p paths) registrySocket() string  { return p.in("run", "registry.sock") }

@@ -224,7 +224,7 @@ func TestRegistryWithTLSAndPassword(t *testing.T) {
 	out, err := inspect.CombinedOutput()
 	require.NoError(t, err, "the exports hold certificate and password: %s", out)
 
-	_, err = http.Get("https://" + n.Registry() + "/v2/") //nolint:noctx // fails at once
+	_, err = http.Get("https://" + n.Registry() + "/v2/")
 	require.ErrorContains(t, err, "certificate")
 
 	require.NoError(t, os.WriteFile(n.AuthFile(), []byte("{}"), 0o600))
@@ -346,7 +346,7 @@ func TestNodeWithOcihold(t *testing.T) {
 	require.NoError(t, err)
 	var c *realnode.Container
 	require.EventuallyWithT(t, func(t *assert.CollectT) {
-		c, err = pod.Run(context.Background(), realnode.ContainerSpec{}) //nolint:usetesting // t is a CollectT
+		c, err = pod.Run(context.Background(), realnode.ContainerSpec{})
 		require.NoError(t, err)
 	}, 30*time.Second, 100*time.Millisecond)
 	out, err := c.Exec(t.Context(), "/bin/cat", "/vol/etc/group")
