@@ -56,9 +56,7 @@ func (m *Manager) CreateContainer(info Pod, c Container) ([]Given, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p := m.addPod(info)
-	if before := p.given[c.Name]; before != nil {
-		m.stop(p, before) // the event may have been lost
-	}
+	m.end(p, c.Name) // that the one before has ended may not have been told
 	g := &given{containerID: c.ID}
 	var missing error
 	for _, v := range volumes {
@@ -89,37 +87,10 @@ func (m *Manager) CreateContainer(info Pod, c Container) ([]Given, error) {
 	return g.volumes, nil
 }
 
-// StopContainer tells that a container ends: what it would be given when it is
-// started again is looked at now (pull policy Always).
-func (m *Manager) StopContainer(podID, containerID string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	p := m.pods[podID]
-	if p == nil {
-		return
-	}
-	for _, g := range p.given {
-		if g.containerID == containerID {
-			m.stop(p, g)
-		}
-	}
-}
-
-// stop looks again, once, at what the container had with pull policy Always.
-func (m *Manager) stop(p *pod, g *given) {
-	if g.stopped {
-		return
-	}
-	g.stopped = true
-	for _, v := range g.volumes {
-		if l := p.looks[wantOf(v.Volume)]; l != nil && v.PullPolicy == request.Always {
-			m.again(l)
-		}
-	}
-}
-
-// RemoveContainer tells that a container is gone.
-func (m *Manager) RemoveContainer(podID, containerID string) {
+// EndContainer tells that a container is being stopped, has exited, or is gone;
+// it may be told more than once. What its successor would be given is looked at
+// now (pull policy Always). As long as a process has the volume it stays held.
+func (m *Manager) EndContainer(podID, containerID string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p := m.pods[podID]
@@ -128,8 +99,23 @@ func (m *Manager) RemoveContainer(podID, containerID string) {
 	}
 	for name, g := range p.given {
 		if g.containerID == containerID {
-			delete(p.given, name)
-			wake(m.settles)
+			m.end(p, name)
+		}
+	}
+}
+
+// end forgets what the container of that name was given, if anything, and looks
+// again at what it had with pull policy Always.
+func (m *Manager) end(p *pod, name string) {
+	g, ok := p.given[name]
+	if !ok {
+		return
+	}
+	delete(p.given, name)
+	wake(m.settles)
+	for _, v := range g.volumes {
+		if l := p.looks[wantOf(v.Volume)]; l != nil && v.PullPolicy == request.Always {
+			m.again(l)
 		}
 	}
 }
@@ -172,8 +158,7 @@ func (m *Manager) Synchronize(pods []Pod, containers map[string][]Container) {
 		}
 		for name, g := range p.given {
 			if !running[g.containerID] {
-				m.stop(p, g)
-				delete(p.given, name)
+				m.end(p, name)
 			}
 		}
 		m.lookAll(p)

@@ -65,7 +65,6 @@ type pod struct {
 type given struct {
 	containerID string
 	volumes     []Given
-	stopped     bool // and what its successor may get is looked at, or was
 }
 
 func newPod(info Pod) *pod {

@@ -100,7 +100,7 @@ func TestVolumeFromSandboxToRelease(t *testing.T) {
 		assert.Equal(t, []string{"pull reg/a:1", "lease a"}, w.store.calls())
 		assert.Equal(t, "/a", w.Volumes()[0].MountPath)
 
-		w.RemoveContainer("p", "c-id")
+		w.EndContainer("p", "c-id")
 		w.wait()
 		assert.Empty(t, w.Volumes())
 		assert.True(t, w.mounts.Mounted(id("a")), "the sandbox may start another container")
@@ -178,8 +178,8 @@ func TestAlwaysLooksAgainWhenAContainerEnds(t *testing.T) {
 		w.mounts.set(func() { w.mounts.used[id("c")] = true })
 
 		w.store.set(func() { w.store.registry["reg/c"] = id("d") })
-		w.StopContainer("p", "1")
-		w.StopContainer("p", "1") // told when stopped and when exited
+		w.EndContainer("p", "1")
+		w.EndContainer("p", "1") // told when stopped and when exited
 		w.wait()
 		assert.Equal(t, []string{"pull reg/c", "lease d"}, w.store.calls())
 		assert.True(t, w.store.leases()[id("c")], "in use")

@@ -33,8 +33,7 @@ const (
 type Volumes interface {
 	RunPod(imagevolume.Pod)
 	CreateContainer(imagevolume.Pod, imagevolume.Container) ([]imagevolume.Given, error)
-	StopContainer(podID, containerID string)
-	RemoveContainer(podID, containerID string)
+	EndContainer(podID, containerID string)
 	RemovePod(podID string)
 	Synchronize(pods []imagevolume.Pod, containers map[string][]imagevolume.Container)
 }
@@ -207,13 +206,13 @@ func (h *handlers) CreateContainer(_ context.Context, pod *api.PodSandbox, c *ap
 // StopContainer comes when a container is stopped and when it exits. The pod is
 // not always told.
 func (h *handlers) StopContainer(_ context.Context, _ *api.PodSandbox, c *api.Container) ([]*api.ContainerUpdate, error) {
-	h.volumes.StopContainer(c.GetPodSandboxId(), c.GetId())
+	h.volumes.EndContainer(c.GetPodSandboxId(), c.GetId())
 	return nil, nil
 }
 
-// RemoveContainer lets go what only this container held.
+// RemoveContainer comes when neither of those did, too.
 func (h *handlers) RemoveContainer(_ context.Context, _ *api.PodSandbox, c *api.Container) error {
-	h.volumes.RemoveContainer(c.GetPodSandboxId(), c.GetId())
+	h.volumes.EndContainer(c.GetPodSandboxId(), c.GetId())
 	return nil
 }
 

@@ -50,11 +50,10 @@ func (r *recorder) take() []string {
 	return calls
 }
 
-func (r *recorder) RunPod(p imagevolume.Pod)            { r.call("run " + p.ID) }
-func (r *recorder) RemovePod(id string)                 { r.call("remove " + id) }
-func (r *recorder) StopContainer(pod, container string) { r.call("stop " + pod + "/" + container) }
+func (r *recorder) RunPod(p imagevolume.Pod) { r.call("run " + p.ID) }
+func (r *recorder) RemovePod(id string)      { r.call("remove " + id) }
 
-func (r *recorder) RemoveContainer(pod, container string) { r.call("remove " + pod + "/" + container) }
+func (r *recorder) EndContainer(pod, container string) { r.call("end " + pod + "/" + container) }
 
 func (r *recorder) CreateContainer(p imagevolume.Pod, c imagevolume.Container) ([]imagevolume.Given, error) {
 	r.call("create " + p.ID + "/" + c.ID)
@@ -139,7 +138,7 @@ func TestEvents(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, runtime.RemoveContainer(ctx, &adaptation.RemoveContainerRequest{Pod: pod, Container: container}))
 		require.NoError(t, runtime.RemovePodSandbox(ctx, &adaptation.RemovePodSandboxRequest{Pod: pod}))
-		assert.Equal(t, []string{"run p", "create p/c", "stop p/c", "remove p/c", "remove p"}, r.take())
+		assert.Equal(t, []string{"run p", "create p/c", "end p/c", "end p/c", "remove p"}, r.take())
 		assert.Equal(t, imagevolume.Pod{ID: "p", Namespace: "ns", Name: "pod", Annotations: pod.GetAnnotations()}, r.pod)
 	})
 }

@@ -1,0 +1,7 @@
+// Package integration tests ocihold as a node runs it: a real CRI-O, a real
+// registry, real overlay mounts. Every test ends with the invariant that
+// nothing is left of its pods; see realnode.Node.AssertClean.
+//
+// OCIHOLD_SOAK=1 runs the full counts; a count in a test is written as
+// count(scaled, full).
+package integration

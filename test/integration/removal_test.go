@@ -1,0 +1,228 @@
+package integration
+
+import (
+	"errors"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/ocihold/ocihold/test/realnode"
+)
+
+// No program removes an image that is mounted as a volume, and the volume stays
+// whole.
+func TestRemovalOfAMountedImage(t *testing.T) {
+	n := realnode.Boot(t, realnode.Options{})
+	img := pushFiles(t, n, "big:1", 6, 60)
+	unused := pushFiles(t, n, "unused:1", 2, 2)
+	pod := runPod(t, n, realnode.PodSpec{Annotations: volumes(t, volume{Image: img.ref, MountPath: "/vol"})})
+	c := run(t, pod, realnode.ContainerSpec{})
+	one := "cat /vol/layer-3/file-7 | sha256sum | cut -d' ' -f1"
+	require.Equal(t, img.sums["layer-3/file-7"]+"\n", sh(t, c, one), "the only file that is opened before")
+	info, err := c.Info(t.Context())
+	require.NoError(t, err)
+	before := mountsOf(t, info.PID)
+
+	names := strings.NewReplacer("REF", img.ref, "ID", img.id, "SHORT", img.id[:12])
+	for _, removal := range []struct {
+		command string
+		refused bool // and not just left alone
+		unused  bool // removes images that nobody uses
+	}{
+		{command: "crictl rmi REF", refused: true},
+		{command: "crictl rmi ID", refused: true},
+		{command: "crictl rmi SHORT", refused: true},
+		{command: "crictl rmi --prune", unused: true},
+		{command: "crictl rmi --all", refused: true, unused: true},
+		{command: "podman rmi REF", refused: true},
+		{command: "podman rmi ID", refused: true},
+		{command: "podman rmi --all", refused: true, unused: true},
+		{command: "podman image prune --all --force", unused: true},
+		{command: "podman container prune --force"},
+		{command: "buildah rmi REF", refused: true},
+		{command: "buildah rmi ID", refused: true},
+		{command: "buildah rmi --all", refused: true, unused: true},
+		{command: "buildah rmi --prune"},
+		{command: "skopeo delete containers-storage:REF", refused: true},
+	} {
+		t.Run(removal.command, func(t *testing.T) {
+			_, err := n.Pull(t.Context(), unused.ref)
+			require.NoError(t, err)
+			args := strings.Fields(names.Replace(removal.command))
+			out, err := command(t, n, args[0], args[1:]...)
+			t.Log(out)
+			if removal.refused {
+				require.ErrorContains(t, err, "in use by a container")
+			} else {
+				require.NoError(t, err)
+			}
+			require.NoError(t, checkHeld(n, img.id))
+			status, err := n.Images().ImageStatus(t.Context(), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: img.ref}})
+			require.NoError(t, err)
+			require.Equal(t, img.id, status.GetImage().GetId())
+			require.Equal(t, []string{img.ref}, status.GetImage().GetRepoTags())
+			require.Equal(t, []string{"main"}, containersOf(t, n, pod))
+			if removal.unused {
+				require.NotContains(t, imageIDs(t, n), unused.id)
+			} else {
+				require.Contains(t, imageIDs(t, n), unused.id)
+			}
+		})
+	}
+	// podman does not see CRI-O's own containers, and takes their images.
+	_, err = n.Pull(t.Context(), n.BaseImage())
+	require.NoError(t, err)
+	settle(t, n, img.id)
+	require.Equal(t, before, mountsOf(t, info.PID))
+	img.assertRead(t, c, "/vol")
+
+	require.NoError(t, pod.Remove(t.Context()))
+	requireNothingHeld(t, n)
+	_, err = command(t, n, "podman", "rmi", img.ref)
+	require.NoError(t, err, "nobody uses it any more")
+	n.AssertClean(t)
+}
+
+// An image removed by force, and a lease removed by hand, cost no container its
+// volume; the image is held again as soon as it is there.
+func TestForcedRemovalOfAMountedImage(t *testing.T) {
+	n := realnode.Boot(t, realnode.Options{})
+	before := layers(t, n)
+	img := pushFiles(t, n, "forced:1", 6, 60)
+	spec := realnode.PodSpec{Annotations: volumes(t, volume{Image: img.ref, MountPath: "/vol", PullPolicy: "IfNotPresent"})}
+	mounted := func() (*realnode.Pod, *realnode.Container) {
+		pod := runPod(t, n, spec)
+		c := run(t, pod, realnode.ContainerSpec{})
+		require.NoError(t, checkHeld(n, img.id))
+		return pod, c
+	}
+	force := func() {
+		_, err := command(t, n, "podman", "rmi", "--force", img.ref)
+		require.NoError(t, err)
+		require.NotContains(t, imageIDs(t, n), img.id)
+	}
+	requireRefused := func() {
+		_, err := command(t, n, "crictl", "rmi", img.ref)
+		require.ErrorContains(t, err, "in use")
+		require.NoError(t, checkHeld(n, img.id))
+	}
+
+	t.Run("reported, and held again after a pull", func(t *testing.T) {
+		pod, c := mounted()
+		force()
+		told := len(logOf(t, n, realnode.Ocihold))
+		wakeSettling(t, n)
+		await(t, func() error {
+			if !strings.Contains(logOf(t, n, realnode.Ocihold)[told:], "lease image "+img.id+", which is in use, again") {
+				return errors.New("ocihold does not report that the lease is gone")
+			}
+			return nil
+		})
+		h, err := heldBy(n)
+		require.NoError(t, err)
+		require.Equal(t, []string{img.id}, h.mounts(n))
+		require.Empty(t, h.Leases)
+		require.Equal(t, []string{img.id}, h.Children, "what keeps the content")
+		img.assertRead(t, c, "/vol")
+
+		_, err = n.Pull(t.Context(), img.ref)
+		require.NoError(t, err)
+		wakeSettling(t, n)
+		await(t, func() error { return checkHeld(n, img.id) })
+		requireRefused()
+		img.assertRead(t, c, "/vol")
+		require.NoError(t, pod.Remove(t.Context()))
+		requireNothingHeld(t, n)
+		_, err = command(t, n, "crictl", "rmi", img.ref)
+		require.NoError(t, err)
+		require.Equal(t, before, layers(t, n))
+	})
+
+	t.Run("held again by the next pod", func(t *testing.T) {
+		pod, c := mounted()
+		force()
+		next, other := mounted()
+		requireRefused()
+		img.assertRead(t, c, "/vol")
+		img.assertRead(t, other, "/vol")
+		require.NoError(t, pod.Remove(t.Context()))
+		require.NoError(t, next.Remove(t.Context()))
+		requireNothingHeld(t, n)
+		_, err := command(t, n, "crictl", "rmi", img.ref)
+		require.NoError(t, err)
+		require.Equal(t, before, layers(t, n))
+	})
+
+	t.Run("let go without a pull", func(t *testing.T) {
+		pod, c := mounted()
+		force()
+		img.assertRead(t, c, "/vol")
+		require.NoError(t, pod.Remove(t.Context()))
+		requireNothingHeld(t, n)
+		await(t, func() error {
+			if len(layers(t, n)) > len(before) {
+				return errors.New("layers are left")
+			}
+			return nil
+		})
+		require.Equal(t, before, layers(t, n))
+	})
+
+	t.Run("the lease alone", func(t *testing.T) {
+		pod, c := mounted()
+		_, err := command(t, n, "podman", "rm", "--force", "ocihold-lease-"+img.id)
+		require.NoError(t, err)
+		require.Error(t, checkHeld(n, img.id))
+		wakeSettling(t, n)
+		await(t, func() error { return checkHeld(n, img.id) })
+		requireRefused()
+		img.assertRead(t, c, "/vol")
+		require.NoError(t, pod.Remove(t.Context()))
+		requireNothingHeld(t, n)
+		_, err = command(t, n, "crictl", "rmi", img.ref)
+		require.NoError(t, err)
+		require.Equal(t, before, layers(t, n))
+	})
+	n.AssertClean(t)
+}
+
+// mountsOf is what a process has mounted.
+func mountsOf(t testing.TB, pid int) string {
+	t.Helper()
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/mountinfo")
+	require.NoError(t, err)
+	return string(text)
+}
+
+// containersOf are the names of a pod's running containers.
+func containersOf(t testing.TB, n *realnode.Node, pod *realnode.Pod) []string {
+	t.Helper()
+	list, err := n.Runtime().ListContainers(t.Context(), &cri.ListContainersRequest{Filter: &cri.ContainerFilter{
+		PodSandboxId: pod.ID, State: &cri.ContainerStateValue{State: cri.ContainerState_CONTAINER_RUNNING},
+	}})
+	require.NoError(t, err)
+	var names []string
+	for _, c := range list.GetContainers() {
+		names = append(names, c.GetMetadata().GetName())
+	}
+	return names
+}
+
+func logOf(t testing.TB, n *realnode.Node, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(n.LogFile(name))
+	require.NoError(t, err)
+	return string(text)
+}
+
+// wakeSettling makes ocihold compare what it holds with what is needed.
+func wakeSettling(t testing.TB, n *realnode.Node) {
+	t.Helper()
+	pod, err := n.RunPod(t.Context(), realnode.PodSpec{})
+	require.NoError(t, err)
+	require.NoError(t, pod.Remove(t.Context()))
+}
