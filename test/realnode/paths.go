@@ -79,7 +79,8 @@ func (p paths) cgroupParent() string {
 // dirs are the directories that must be there before anything starts.
 func (p paths) dirs() []string {
 	return []string{
-		p.in("bin"), p.in("log"), p.in("log", "pods"), p.in("run"), p.tmp(), p.hooks(), p.containersConf(),
+		p.in("bin"), p.in("log"), p.in("log", "pods"), p.in("run"), p.in("run", "xdg"), p.tmp(), p.hooks(),
+		p.containersConf(),
 		filepath.Join(p.containersConf(), "registries.conf.d"),
 		p.crioDropIns(), p.ociholdDropIns(), p.ociholdRunDir(), p.crioRoot(), p.registryData(),
 		p.in("etc", "cni"), p.in("etc", "nri", "plugins"), p.in("etc", "nri", "conf.d"),
