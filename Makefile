@@ -58,12 +58,7 @@ soak: deps ## Run the integration tests at their full counts
 	OCIHOLD_SOAK=1 CGO_ENABLED=0 go -C test test -tags "$(TAGS)" -count=1 -timeout 6h -v ./... 2>&1 | grep -vE '^=== (RUN|PAUSE|CONT|NAME)'
 
 fuzz: ## Run every fuzz target for FUZZTIME
-	@go list -tags "$(TAGS)" -f '{{if or .TestGoFiles .XTestGoFiles}}{{.Dir}} {{.ImportPath}}{{end}}' ./... | while read -r dir pkg; do \
-		{ grep -hoE '^func Fuzz[A-Za-z0-9_]+' "$$dir"/*_test.go || true; } | sed 's/func //' | while read -r target; do \
-			echo "fuzz $$pkg $$target"; \
-			CGO_ENABLED=0 go test -tags "$(TAGS)" -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) "$$pkg"; \
-		done; \
-	done
+	@CGO_ENABLED=0 test/fuzz.sh $(FUZZTIME) -tags "$(TAGS)"
 
 lint: ## Run golangci-lint, built once and kept outside of the tree
 	@test -x $(TOOLS)/$(GOLANGCI)/golangci-lint || \
