@@ -91,18 +91,17 @@ func (p *Plugin) Run(ctx context.Context) error {
 // serve holds one connection until it ends. served says that it was more than
 // an attempt.
 func (p *Plugin) serve(ctx context.Context) (served bool, err error) {
-	var conn net.Conn
-	dial := func(socket string) (net.Conn, error) {
-		dialer := net.Dialer{Timeout: registrationTimeout}
-		conn, err = dialer.DialContext(ctx, "unix", socket)
-		return conn, err
+	dialer := net.Dialer{Timeout: registrationTimeout}
+	conn, err := dialer.DialContext(ctx, "unix", p.options.Socket)
+	if err != nil {
+		return false, fmt.Errorf("connect to the container runtime: %w", err)
 	}
+	defer conn.Close()
 	closed := make(chan struct{}, 1)
 	s, err := stub.New(&handlers{p},
 		stub.WithPluginName(p.options.Name),
 		stub.WithPluginIdx(p.options.Index),
-		stub.WithSocketPath(p.options.Socket),
-		stub.WithDialer(dial),
+		stub.WithConnection(conn),
 		stub.WithLogger(logger{p.options.Log}),
 		stub.WithOnClose(func() {
 			select {
