@@ -5,7 +5,7 @@
 set -eu
 
 packages="libseccomp-dev pkg-config runc conmon containernetworking-plugins busybox-static
-podman buildah skopeo bats jq ca-certificates"
+podman buildah skopeo bats jq procps ca-certificates"
 
 missing=""
 for p in $packages; do
