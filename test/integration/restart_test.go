@@ -250,36 +250,22 @@ func TestWhileOciholdIsAway(t *testing.T) {
 		start(t, realnode.Ocihold)
 		requireNothingHeld(t, n)
 	})
-	t.Run("a container exits", func(t *testing.T) {
-		pod, c := mounted(t)
-		first := pid(t, c)
-		kill(t, syscall.SIGKILL, realnode.Ocihold)
-		exit(t, first)
-		told := len(logOf(t, n, realnode.Ocihold))
-		start(t, realnode.Ocihold)
-		require.Eventually(t, func() bool { return len(given(t, n)) == 0 }, 10*time.Second, 50*time.Millisecond, "what has exited has nothing")
-		again(t, pod, c, told)
-	})
-	t.Run("a container exits while CRI-O is away", func(t *testing.T) {
-		pod, c := mounted(t)
-		first := pid(t, c)
-		kill(t, syscall.SIGKILL, realnode.CRIO)
-		exit(t, first)
-		told := len(logOf(t, n, realnode.Ocihold))
-		start(t, realnode.CRIO)
-		require.Eventually(t, func() bool { return len(given(t, n)) == 0 }, 10*time.Second, 50*time.Millisecond, "what has exited has nothing")
-		again(t, pod, c, told)
-	})
-	t.Run("a container exits while all is away", func(t *testing.T) {
-		pod, c := mounted(t)
-		first := pid(t, c)
-		kill(t, syscall.SIGKILL, realnode.Ocihold, realnode.CRIO)
-		exit(t, first)
-		told := len(logOf(t, n, realnode.Ocihold))
-		start(t, realnode.CRIO, realnode.Ocihold)
-		require.Eventually(t, func() bool { return len(given(t, n)) == 0 }, 10*time.Second, 50*time.Millisecond, "what has exited has nothing")
-		again(t, pod, c, told)
-	})
+	for name, away := range map[string][]string{
+		"a container exits":                     {realnode.Ocihold},
+		"a container exits while CRI-O is away": {realnode.CRIO},
+		"a container exits while all is away":   {realnode.CRIO, realnode.Ocihold},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod, c := mounted(t)
+			first := pid(t, c)
+			kill(t, syscall.SIGKILL, away...)
+			exit(t, first)
+			told := len(logOf(t, n, realnode.Ocihold))
+			start(t, away...)
+			require.Eventually(t, func() bool { return len(given(t, n)) == 0 }, 10*time.Second, 50*time.Millisecond, "what has exited has nothing")
+			again(t, pod, c, told)
+		})
+	}
 	_, err := command(t, n, "crictl", "rmi", img.ref)
 	require.NoError(t, err)
 	n.AssertClean(t)
