@@ -145,7 +145,8 @@ func line(md *toml.MetaData, tree map[string]toml.Primitive, key toml.Key) int {
 // error of the TOML library.
 func inFile(file string, err error) error {
 	if at, ok := errors.AsType[toml.ParseError](err); ok {
-		return fmt.Errorf("%s:%d: %s", file, at.Position.Line, at.Message)
+		// The library counts a line too few where the text ends in an escape.
+		return fmt.Errorf("%s:%d: %s", file, max(1, at.Position.Line), at.Message)
 	}
 	return fmt.Errorf("%s: %w", file, err)
 }
