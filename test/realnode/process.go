@@ -74,7 +74,7 @@ func (n *Node) running(name string) (int, error) {
 		return -1, fmt.Errorf("open process %d: %w", p.PID, err)
 	}
 	start, state, err := procStat(p.PID)
-	if err != nil || start != p.StartTime || state == 'Z' {
+	if err != nil || start != p.StartTime || state == 'Z' || state == 'X' {
 		_ = unix.Close(fd)
 		return -1, nil //nolint:nilerr // the process has just ended
 	}
