@@ -4,7 +4,8 @@
 //
 // Ocihold's own configuration is one TOML file and the *.toml files of the
 // directory named like it with ".d" added, in lexical order; a later file
-// overrides single keys of an earlier one. Every key has a default. A key that
+// overrides single keys of an earlier one, those of each handler too; the list
+// of routes it replaces. Every key has a default. A key that
 // Ocihold does not know, and a value of the wrong type, are errors that name
 // file and line, so that a misspelt setting is never silently a default.
 //
@@ -15,6 +16,8 @@
 // changed. [Config.Validate], [DropIn] and [HookFile] are pure: whether a path
 // exists is for others to find out.
 package conf
+
+import "cmp"
 
 // DefaultFile is where Ocihold's configuration is looked for when no file is
 // named.
@@ -47,6 +50,14 @@ type Config struct {
 	NRI     NRI          `toml:"nri"`
 	Hook    Hook         `toml:"hook"`
 	Volumes Volumes      `toml:"volumes"`
+
+	// Handlers are the storage roots of runtime handlers, by the handler's
+	// name, and what there is to say about CRI-O's own as DefaultHandler.
+	Handlers map[string]Handler `toml:"handlers"`
+	// Routes are asked in this order, and the first whose pattern fits counts.
+	Routes []Route `toml:"routes"`
+
+	ImageService ImageService `toml:"image_service"`
 }
 
 // CRIOLocation says where CRI-O's configuration is; see [ReadCRIO].
@@ -55,6 +66,9 @@ type CRIOLocation struct {
 	Config string `toml:"config"`
 	// ConfigDir is the absolute path that CRI-O is given as --config-dir.
 	ConfigDir string `toml:"config_dir"`
+	// DropIn is the absolute path of the file that Ocihold writes into
+	// ConfigDir; empty means 99-ocihold.conf there. See [Config.DropInFile].
+	DropIn string `toml:"drop_in"`
 }
 
 // NRI says how Ocihold registers as an NRI plugin.
@@ -80,10 +94,25 @@ type Hook struct {
 	Dir string `toml:"dir"`
 }
 
-// Volumes says how image volumes are mounted.
+// Volumes says how image volumes are mounted, and for whom.
 type Volumes struct {
 	// MountAPI is one of MountAuto, MountFsconfig and MountMount.
 	MountAPI string `toml:"mount_api"`
+	// TrustPresent has an image that is on the node be a volume for pods of
+	// every namespace, whether or not access to it was proven.
+	TrustPresent bool `toml:"trust_present"`
+}
+
+// ImageService says how Ocihold serves the CRI ImageService.
+type ImageService struct {
+	// Socket is the absolute path of the socket for kubelet's
+	// imageServiceEndpoint; empty means image.sock in RunDir. See
+	// [Config.ImageSocket].
+	Socket string `toml:"socket"`
+	// ReportRuntimeHandler has images carry the handler whose root they are in
+	// (CRI Image.spec.runtime_handler). A kubelet that gets it takes images in
+	// use for unused.
+	ReportRuntimeHandler bool `toml:"report_runtime_handler"`
 }
 
 // Default returns the configuration that holds where no file says otherwise.
@@ -102,3 +131,12 @@ func Default() Config {
 // MountsDir is the directory below which the shared mounts of volumes are
 // attached.
 func (c Config) MountsDir() string { return c.RunDir + "/mounts" }
+
+// ImageSocket is the socket of the CRI ImageService.
+func (c Config) ImageSocket() string { return cmp.Or(c.ImageService.Socket, c.RunDir+"/image.sock") }
+
+// DropInFile is where the drop-in for CRI-O belongs; the name comes last among
+// those in use, as a later file overrides an earlier one.
+func (c Config) DropInFile() string {
+	return cmp.Or(c.CRIO.DropIn, c.CRIO.ConfigDir+"/99-ocihold.conf")
+}

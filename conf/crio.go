@@ -81,6 +81,9 @@ type CRIO struct {
 
 	// NRI is the crio.nri table.
 	NRI CRIONRI
+
+	// DropIns are the files that [DropIn] rendered, among those that were read.
+	DropIns []string
 }
 
 // Runtime is one runtime handler (crio.runtime.runtimes.NAME).

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	_ "embed"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"text/template"
 
@@ -33,21 +34,47 @@ func HookDir(c Config, crio *CRIO) string {
 	}
 }
 
-// DropIn renders the file for CRI-O's crio.conf.d: NRI on and open to plugins,
-// internal_repair off, and hooks_dir with everything crio has plus HookDir.
-// crio is what is in force, with or without an earlier rendering: the outcome
-// is the same. Storage options are not in it, as CRI-O adds them up.
+// dropInHeader begins every rendered drop-in, by which it is known again.
+const dropInHeader = "# What Ocihold needs of CRI-O, rendered by `ocihold config crio`.\n"
+
+// DropIn renders the file for CRI-O's crio.conf.d: the roots of handlers as
+// additional image stores, NRI on and open to plugins, internal_repair off, and
+// hooks_dir with everything crio has plus HookDir.
+//
+// crio is what is in force without an earlier rendering; see
+// [ReadCRIOWithoutDropIn]. As CRI-O adds storage options up, a root that is an
+// additional image store already is left out.
 func DropIn(c Config, crio *CRIO) ([]byte, error) {
+	values := map[string]string{"Header": dropInHeader}
+	encode := func(name, key string, list []string) error {
+		line, err := toml.Marshal(map[string][]string{key: list})
+		if err != nil {
+			return fmt.Errorf("encode %s: %w", key, err)
+		}
+		values[name] = string(line)
+		return nil
+	}
 	dirs := slices.Clone(crio.HooksDir)
 	if dir := HookDir(c, crio); !slices.Contains(dirs, dir) {
 		dirs = append(dirs, dir)
 	}
-	hooksDir, err := toml.Marshal(map[string][]string{"hooks_dir": dirs})
-	if err != nil {
-		return nil, fmt.Errorf("encode hooks_dir: %w", err)
+	if err := encode("HooksDir", "hooks_dir", dirs); err != nil {
+		return nil, err
+	}
+	var stores []string
+	inForce := ImageStores(crio.StorageOptions)
+	for _, h := range c.Roots() {
+		if !slices.Contains(inForce, filepath.Clean(h.Root)) {
+			stores = append(stores, imageStoreOption(h.Root))
+		}
+	}
+	if len(stores) > 0 {
+		if err := encode("StorageOption", "storage_option", stores); err != nil {
+			return nil, err
+		}
 	}
 	var out bytes.Buffer
-	if err := dropInTemplate.Execute(&out, map[string]string{"HooksDir": string(hooksDir)}); err != nil {
+	if err := dropInTemplate.Execute(&out, values); err != nil {
 		return nil, fmt.Errorf("render CRI-O drop-in: %w", err)
 	}
 	return out.Bytes(), nil

@@ -32,6 +32,7 @@ func Load(file string, explicit bool) (Config, error) {
 			return Config{}, err
 		}
 	}
+	c.nameHandlers()
 	if err := c.Validate(); err != nil {
 		return Config{}, fmt.Errorf("validate configuration of %s: %w", file, err)
 	}

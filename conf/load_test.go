@@ -42,6 +42,41 @@ guard = "/b/guard"
 dir = "/b/hooks.d"
 [volumes]
 mount_api = "mount"
+trust_present = true
+[image_service]
+socket = "/b/image.sock"
+report_runtime_handler = true
+[handlers.default]
+pull = "crio"
+[handlers.vm]
+root = "/d/vm"
+options = ["overlay.mountopt=nodev", "overlay.size=1G"]
+allow_annotation = true
+[handlers.wasm]
+root = "/d/wasm"
+runroot = "/e/wasm"
+driver = "overlay"
+platform = "wasi/wasm"
+auth_file = "/b/auth.json"
+signature_policy = "/b/policy.json"
+registries_conf = "/b/registries.conf"
+pull_concurrency = 3
+[[routes]]
+image = "a/*"
+handler = "vm"
+[[routes]]
+image = "b/*"
+handler = "wasm"
+`,
+		"ocihold.toml.d/40-handlers.toml": `
+[handlers.vm]
+root = "/d/other"
+options = ["overlay.mountopt=noexec"]
+[handlers.wasm]
+pull_concurrency = 4
+[[routes]]
+handler = "vm"
+image = "c"
 `,
 		"ocihold.toml.d/20-b.toml":     "log_level = \"warn\"\nnri = { plugin_index = \"20\" }",
 		"ocihold.toml.d/10-a.toml":     "log_level = \"trace\"\nrun_dir = \"/c\"",
@@ -57,9 +92,25 @@ mount_api = "mount"
 		CRIO:     CRIOLocation{Config: "/b/crio.conf", ConfigDir: "/etc/crio/crio.conf.d"},
 		NRI:      NRI{PluginName: "n", PluginIndex: "20", Socket: "/b/nri.sock"},
 		Hook:     Hook{Guard: "/b/guard", Dir: "/b/hooks.d"},
-		Volumes:  Volumes{MountAPI: "mount"},
+		Volumes:  Volumes{MountAPI: "mount", TrustPresent: true},
+		Handlers: map[string]Handler{
+			"default": {Name: "default", Pull: "crio"},
+			"vm": {
+				Name: "vm", Root: "/d/other", RunRoot: "/c/roots/vm", Options: []string{"overlay.mountopt=noexec"},
+				AllowAnnotation: true,
+			},
+			"wasm": {
+				Name: "wasm", Root: "/d/wasm", RunRoot: "/e/wasm", Driver: "overlay", Platform: "wasi/wasm",
+				AuthFile: "/b/auth.json", SignaturePolicy: "/b/policy.json", RegistriesConf: "/b/registries.conf", PullConcurrency: 4,
+			},
+		},
+		Routes:       []Route{{Image: "c", Handler: "vm"}},
+		ImageService: ImageService{Socket: "/b/image.sock", ReportRuntimeHandler: true},
 	}, c)
 	assert.Equal(t, "/c/mounts", c.MountsDir())
+	assert.Equal(t, "/b/image.sock", c.ImageSocket())
+	assert.Equal(t, "/etc/crio/crio.conf.d/99-ocihold.conf", c.DropInFile())
+	assert.Equal(t, []Handler{c.Handlers["vm"], c.Handlers["wasm"]}, c.Roots())
 }
 
 func TestLoadAbsent(t *testing.T) {
@@ -161,6 +212,42 @@ func TestLoadRefuses(t *testing.T) {
 			dropIn: "\nlog_level = 3\n",
 			want:   []string{`DIR/o.toml.d/a.toml:2: key "log_level" must be a string, not an integer`},
 		},
+		"unknown key of a handler": {
+			main: "[handlers.vm]\nroot = \"/a\"\nplatforms = \"wasi/wasm\"\n",
+			want: []string{`DIR/o.toml:3: unknown key "handlers.vm.platforms"; did you mean "handlers.vm.platform"?`},
+		},
+		"handler's key at the top": {
+			main: "platform = \"wasi/wasm\"\n",
+			want: []string{`DIR/o.toml:1: unknown key "platform"; did you mean "handlers.NAME.platform"?`},
+		},
+		"handler that is no table": {
+			main: "[handlers]\nvm = \"/a\"\n",
+			want: []string{`DIR/o.toml:2: key "handlers.vm" must be a table, not a string`},
+		},
+		"options of other things than text": {
+			main: "[handlers.vm]\noptions = [\"a=b\", 3]\n",
+			want: []string{`DIR/o.toml:2: key "handlers.vm.options" must be an array of strings only, not with an integer`},
+		},
+		"number as text": {
+			main: "handlers.vm = {pull_concurrency = \"3\"}\n",
+			want: []string{`DIR/o.toml:1: key "handlers.vm.pull_concurrency" must be an integer, not a string`},
+		},
+		"unknown keys of routes": {
+			main: "[[routes]]\nimage = \"a\"\nhandlr = \"vm\"\n[[routes]]\nhandler = \"vm\"\nimage = [\n\"a\"]\n\n[[routes]]\nhandlr = \"vm\"\n",
+			want: []string{
+				`DIR/o.toml:3: unknown key "routes.handlr"; did you mean "routes.handler"?`,
+				`DIR/o.toml:7: key "routes.image" must be a string, not an array`,
+				`DIR/o.toml:10: unknown key "routes.handlr"; did you mean "routes.handler"?`,
+			},
+		},
+		"routes as a table": {
+			main: "[routes]\nimage = \"a\"\n",
+			want: []string{`DIR/o.toml:1: key "routes" must be an array of tables, not a table`},
+		},
+		"routes as text": {
+			main: "routes = [\"a\"]\n",
+			want: []string{`DIR/o.toml:1: key "routes" must be an array of tables, not an array`},
+		},
 		"syntax": {
 			main: "run_dir = \"/a\"\nlog_level = loud\n",
 			want: []string{`DIR/o.toml:2: expected value but found "loud" instead`},
@@ -210,6 +297,8 @@ func TestValidate(t *testing.T) {
 		"relative guard":      {func(c *Config) { c.Hook.Guard = "ocihold-guard" }, `hook.guard = "ocihold-guard": must be an absolute path`},
 		"no guard":            {func(c *Config) { c.Hook.Guard = "" }, `hook.guard = "": must be an absolute path`},
 		"relative hook dir":   {func(c *Config) { c.Hook.Dir = "a" }, `hook.dir = "a": must be an absolute path`},
+		"drop_in elsewhere":   {func(c *Config) { c.CRIO.DropIn = "/etc/crio/crio.conf.d/../a" }, `crio.drop_in = "/etc/crio/crio.conf.d/../a": must be a file in crio.config_dir`},
+		"relative image.sock": {func(c *Config) { c.ImageService.Socket = "a" }, `image_service.socket = "a": must be an absolute path`},
 		"mount_api":           {func(c *Config) { c.Volumes.MountAPI = "" }, `volumes.mount_api = "": must be one of auto, fsconfig, mount`},
 		"all are told": {
 			func(c *Config) { c.NRI.PluginName, c.NRI.PluginIndex = "", "" },
@@ -224,7 +313,8 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// The sample shows every key, commented out, with its default.
+// The sample shows every key, commented out, with its default, or, for
+// handlers and routes, with an example that says something else.
 func TestSample(t *testing.T) {
 	const sample = "../contrib/ocihold.toml"
 	c, err := Load(sample, true)
@@ -233,22 +323,37 @@ func TestSample(t *testing.T) {
 
 	text, err := os.ReadFile(sample)
 	require.NoError(t, err)
-	text = regexp.MustCompile(`(?m)^# ([a-z_]+ = )`).ReplaceAll(text, []byte("$1"))
+	text = regexp.MustCompile(`(?m)^# ([a-z_]+ = |\[)`).ReplaceAll(text, []byte("$1"))
 	c = Config{}
 	require.NoError(t, c.parse(sample, string(text)))
+	c.nameHandlers()
+	require.NoError(t, c.Validate())
+	require.NoError(t, c.ValidateHandlers(&CRIO{Root: "/var/lib/containers/storage", RunRoot: "/run/containers/storage"}))
+	c.Handlers, c.Routes = nil, nil
 	assert.Equal(t, Default(), c)
 
 	var tree map[string]any
 	shown, err := toml.Decode(string(text), &tree)
 	require.NoError(t, err)
-	known, err := knownKeys()
-	require.NoError(t, err)
-	assert.ElementsMatch(t, known.Keys(), shown.Keys())
+	named := map[string]bool{}
+	for _, key := range shown.Keys() {
+		if len(key) > 2 && key[0] == "handlers" {
+			key = toml.Key{key[0], "NAME", key[2]}
+		}
+		named[key.String()] = true
+	}
+	for _, known := range configShape.all(nil, nil) {
+		if key := known.key.String(); key != "handlers" && key != "handlers.NAME" {
+			assert.True(t, named[key], "%s is not in the sample", key)
+		}
+	}
 }
 
 func FuzzParse(f *testing.F) {
 	f.Add("run_dir = \"/a\"\n[volumes]\nmount_ap = 1\n")
 	f.Add("[[nri]]\nx.\"y z\" = { a = [1, {b = 2}] }\n[nri.socket]\n")
+	f.Add("[handlers.a]\nroot = \"/a\"\noptions = [\"a\"]\n[handlers.\"b c\"]\npull_concurrency = 2\n[[routes]]\nimage = \"a\"\n[[routes]]\n")
+	f.Add("routes = [{image = \"a\", b = 1}, {handler = 3}]\n[handlers]\n")
 	f.Add("crio.config = 1979-05-27T07:32:00Z\nRUN_DIR = 'x'")
 	f.Fuzz(func(t *testing.T, text string) {
 		c := Default()

@@ -1,6 +1,7 @@
 package conf
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -26,18 +27,34 @@ import (
 // the environment variables CONTAINERS_STORAGE_CONF, STORAGE_DRIVER and
 // STORAGE_OPTS; this process must have them as CRI-O has. XDG_CONFIG_HOME, which
 // no service has, is left aside.
-func ReadCRIO(file, dir string) (*CRIO, error) {
+func ReadCRIO(file, dir string) (*CRIO, error) { return readCRIO(file, dir, true) }
+
+// ReadCRIOWithoutDropIn is ReadCRIO without the files below dir that [DropIn]
+// rendered: what CRI-O would do if Ocihold had told it nothing.
+func ReadCRIOWithoutDropIn(file, dir string) (*CRIO, error) { return readCRIO(file, dir, false) }
+
+// ParseCRIO reads the configuration that a running CRI-O reports, which is
+// complete.
+func ParseCRIO(text []byte) (*CRIO, error) {
+	c := &CRIO{}
+	if _, err := toml.Decode(string(text), c.tables()); err != nil {
+		return nil, fmt.Errorf("read the configuration that CRI-O reports: %w", err)
+	}
+	return c, nil
+}
+
+func readCRIO(file, dir string, withOurs bool) (*CRIO, error) {
 	c := builtinCRIO()
 	if err := c.readStorageConf(); err != nil {
 		return nil, fmt.Errorf("read containers/storage's configuration: %w", err)
 	}
 	if file != "" {
-		err := c.readFile(file)
+		err := c.readFile(file, true)
 		if err != nil && (file != DefaultCRIOFile || !errors.Is(err, fs.ErrNotExist)) {
 			return nil, fmt.Errorf("read CRI-O's configuration: %w", err)
 		}
 	}
-	if err := c.readDir(dir); err != nil {
+	if err := c.readDir(dir, withOurs); err != nil {
 		return nil, fmt.Errorf("read CRI-O's drop-in configuration: %w", err)
 	}
 	if err := c.settle(); err != nil {
@@ -48,7 +65,7 @@ func ReadCRIO(file, dir string) (*CRIO, error) {
 
 // readDir reads all files below dir. Like CRI-O, it follows no symbolic link
 // to a directory.
-func (c *CRIO) readDir(dir string) error {
+func (c *CRIO) readDir(dir string, withOurs bool) error {
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -56,15 +73,21 @@ func (c *CRIO) readDir(dir string) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}
-		return c.readFile(path)
+		return c.readFile(path, withOurs)
 	})
 }
 
 // readFile overrides c by one file (config.UpdateFromDropInFile).
-func (c *CRIO) readFile(file string) error {
+func (c *CRIO) readFile(file string, withOurs bool) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return err
+	}
+	if bytes.HasPrefix(text, []byte(dropInHeader)) {
+		c.DropIns = append(c.DropIns, file)
+		if !withOurs {
+			return nil
+		}
 	}
 	before := *c
 	before.StorageOptions = slices.Clone(c.StorageOptions) // decoding reuses the array

@@ -265,14 +265,16 @@ func FuzzReadCRIO(f *testing.F) {
 		}
 		assert.True(t, filepath.IsAbs(c.Root) && filepath.IsAbs(c.RunRoot))
 		assert.Contains(t, c.Runtimes, c.DefaultRuntime)
-		dropIn, err := DropIn(Default(), c)
+		config := handlers()
+		dropIn, err := DropIn(config, c)
 		require.NoError(t, err)
 		dir = writeFiles(t, map[string]string{"crio.conf": text, "d/x": string(dropIn)})
 		after, err := ReadCRIO(filepath.Join(dir, "crio.conf"), filepath.Join(dir, "d"))
 		require.NoError(t, err, "%s", dropIn)
 		assert.False(t, after.InternalRepair)
 		assert.True(t, after.NRI.Enabled)
-		assert.Contains(t, after.HooksDir, HookDir(Default(), c))
+		assert.Contains(t, after.HooksDir, HookDir(config, c))
+		assert.Subset(t, ImageStores(after.StorageOptions), []string{"/d/vm", "/d/vm2"})
 		assert.Subset(t, after.HooksDir, c.HooksDir)
 	})
 }

@@ -3,11 +3,14 @@ package conf
 import (
 	"encoding/json"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"testing"
 
+	"github.com/BurntSushi/toml"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
@@ -27,31 +30,60 @@ func golden(t *testing.T, name string, got []byte) {
 
 func TestDropIn(t *testing.T) {
 	for name, tc := range map[string]struct {
-		dir   string
-		hooks []string
-		want  string // HookDir
+		dir     string
+		hooks   []string
+		roots   []string // of handlers
+		options []string // in force
+		want    string   // HookDir
 	}{
-		"builtin":   {"", []string{"/usr/share/containers/oci/hooks.d"}, "/usr/share/containers/oci/hooks.d"},
-		"several":   {"", []string{"/a", "/b \"c\""}, `/b "c"`},
-		"own":       {"/own", []string{"/a", "/b"}, "/own"},
-		"own-known": {"/a", []string{"/a", "/b"}, "/a"},
-		"none":      {"", nil, "/etc/containers/oci/hooks.d"},
+		"builtin":   {hooks: []string{"/usr/share/containers/oci/hooks.d"}, want: "/usr/share/containers/oci/hooks.d"},
+		"several":   {hooks: []string{"/a", "/b \"c\""}, want: `/b "c"`},
+		"own":       {dir: "/own", hooks: []string{"/a", "/b"}, want: "/own"},
+		"own-known": {dir: "/a", hooks: []string{"/a", "/b"}, want: "/a"},
+		"none":      {want: "/etc/containers/oci/hooks.d"},
+		"handlers":  {hooks: []string{"/a"}, roots: []string{"/d/wasm", "/d/\"vm\"/"}, options: []string{"overlay.mountopt=nodev"}, want: "/a"},
+		"handlers-in-force": {
+			hooks: []string{"/a"}, roots: []string{"/d/a", "/d/b/", "/d/c"}, want: "/a",
+			options: []string{"overlay.imagestore=/d/x,/d/./a", "Overlay2.AdditionalImageStore = /d/b"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c, crio := Default(), builtinCRIO()
+			c := Default()
 			c.Hook.Dir = tc.dir
-			crio.HooksDir = tc.hooks
+			c.Handlers = map[string]Handler{DefaultHandler: {Pull: PullOcihold}}
+			for i, root := range tc.roots {
+				c.Handlers[fmt.Sprint("h", i)] = Handler{Root: root}
+			}
+			lists, err := toml.Marshal(map[string]any{"crio": map[string]any{
+				"storage_option": tc.options, "runtime": map[string]any{"hooks_dir": append([]string{}, tc.hooks...)},
+			}})
+			require.NoError(t, err)
+			dir := writeFiles(t, map[string]string{"10.conf": string(lists)})
+			crio, err := ReadCRIO("", dir)
+			require.NoError(t, err)
+			assert.Empty(t, crio.DropIns)
 			assert.Equal(t, tc.want, HookDir(c, crio))
 			got, err := DropIn(c, crio)
 			require.NoError(t, err)
 			golden(t, "dropin-"+name+".conf", got)
-			assert.Equal(t, tc.hooks, crio.HooksDir, "the caller's list")
 
-			dir := writeFiles(t, map[string]string{"99-ocihold.conf": string(got)})
+			file := filepath.Join(dir, "99-ocihold.conf")
+			require.NoError(t, os.WriteFile(file, got, 0o644))
 			after, err := ReadCRIO("", dir)
 			require.NoError(t, err)
+			assert.Equal(t, []string{file}, after.DropIns)
 			assert.False(t, after.InternalRepair)
-			again, err := DropIn(c, after)
+			for _, root := range tc.roots {
+				assert.Contains(t, ImageStores(after.StorageOptions), filepath.Clean(root))
+			}
+			assert.Len(t, ImageStores(after.StorageOptions), len(slices.Compact(slices.Sorted(slices.Values(ImageStores(after.StorageOptions))))), "a store twice")
+
+			without, err := ReadCRIOWithoutDropIn("", dir)
+			require.NoError(t, err)
+			assert.Equal(t, []string{file}, without.DropIns)
+			without.DropIns = nil
+			assert.Equal(t, crio, without)
+			again, err := DropIn(c, without)
 			require.NoError(t, err)
 			assert.Equal(t, string(got), string(again), "rendered with the drop-in in force")
 		})

@@ -3,56 +3,80 @@ package conf
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"regexp"
+	"slices"
 
 	"github.com/sirupsen/logrus"
 )
 
 var twoDigits = regexp.MustCompile(`^[0-9]{2}$`)
 
-// Validate reports every value that cannot be right on any host, joined. It
-// looks at nothing but c.
-func (c Config) Validate() error {
-	var faults []error
-	fault := func(key, value, rule string) {
-		faults = append(faults, fmt.Errorf("%s = %q: %s", key, value, rule))
-	}
-	absolute := func(key, path string) {
-		if !filepath.IsAbs(path) {
-			fault(key, path, "must be an absolute path")
-		}
-	}
-	absoluteOrEmpty := func(key, path string) {
-		if path != "" {
-			absolute(key, path)
-		}
-	}
+// checker collects what is wrong.
+type checker struct{ faults []error }
 
+func (k *checker) fault(key, value, rule string) {
+	k.faults = append(k.faults, fmt.Errorf("%s = %q: %s", key, value, rule))
+}
+
+func (k *checker) absolute(key, path string) {
+	if !filepath.IsAbs(path) {
+		k.fault(key, path, "must be an absolute path")
+	}
+}
+
+func (k *checker) absoluteOrEmpty(key, path string) {
+	if path != "" {
+		k.absolute(key, path)
+	}
+}
+
+// Validate reports every value that cannot be right on any host, joined. It
+// looks at nothing but c; see [Config.ValidateHandlers] for what depends on
+// CRI-O's configuration.
+func (c Config) Validate() error {
+	k := &checker{}
 	for _, d := range []struct{ key, dir string }{{"run_dir", c.RunDir}, {"state_dir", c.StateDir}} {
-		absolute(d.key, d.dir)
+		k.absolute(d.key, d.dir)
 		if filepath.Clean(d.dir) == "/" {
-			fault(d.key, d.dir, "must not be the root directory")
+			k.fault(d.key, d.dir, "must not be the root directory")
 		}
 	}
 	if _, err := logrus.ParseLevel(c.LogLevel); err != nil {
-		fault("log_level", c.LogLevel, "must be one of panic, fatal, error, warn, info, debug, trace")
+		k.fault("log_level", c.LogLevel, "must be one of panic, fatal, error, warn, info, debug, trace")
 	}
-	absolute("crio.config", c.CRIO.Config)
-	absolute("crio.config_dir", c.CRIO.ConfigDir)
+	k.absolute("crio.config", c.CRIO.Config)
+	k.absolute("crio.config_dir", c.CRIO.ConfigDir)
+	if c.CRIO.DropIn != "" && !inside(filepath.Clean(c.CRIO.DropIn), filepath.Clean(c.CRIO.ConfigDir)) {
+		k.fault("crio.drop_in", c.CRIO.DropIn, "must be a file in crio.config_dir")
+	}
 	if c.NRI.PluginName == "" {
-		fault("nri.plugin_name", c.NRI.PluginName, "must not be empty")
+		k.fault("nri.plugin_name", c.NRI.PluginName, "must not be empty")
 	}
 	if !twoDigits.MatchString(c.NRI.PluginIndex) {
-		fault("nri.plugin_index", c.NRI.PluginIndex, "must be two digits")
+		k.fault("nri.plugin_index", c.NRI.PluginIndex, "must be two digits")
 	}
-	absoluteOrEmpty("nri.socket", c.NRI.Socket)
-	absolute("hook.guard", c.Hook.Guard)
-	absoluteOrEmpty("hook.dir", c.Hook.Dir)
+	k.absoluteOrEmpty("nri.socket", c.NRI.Socket)
+	k.absolute("hook.guard", c.Hook.Guard)
+	k.absoluteOrEmpty("hook.dir", c.Hook.Dir)
 	switch c.Volumes.MountAPI {
 	case MountAuto, MountFsconfig, MountMount:
 	default:
-		fault("volumes.mount_api", c.Volumes.MountAPI, "must be one of auto, fsconfig, mount")
+		k.fault("volumes.mount_api", c.Volumes.MountAPI, "must be one of auto, fsconfig, mount")
 	}
-	return errors.Join(faults...)
+	k.absoluteOrEmpty("image_service.socket", c.ImageService.Socket)
+	for _, name := range slices.Sorted(maps.Keys(c.Handlers)) {
+		h := c.Handlers[name]
+		k.checkHandler(name, h)
+		for _, d := range []struct{ key, dir string }{{"run_dir", c.RunDir}, {"state_dir", c.StateDir}} {
+			if dir, root := filepath.Clean(d.dir), filepath.Clean(h.Root); name != DefaultHandler && (root == dir || inside(root, dir) || inside(dir, root)) {
+				k.fault("handlers."+name+".root", h.Root, "must be apart from "+d.key+", "+dir+", which may be lost")
+			}
+		}
+	}
+	for i, r := range c.Routes {
+		k.checkRoute(i, r)
+	}
+	return errors.Join(k.faults...)
 }

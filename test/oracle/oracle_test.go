@@ -49,13 +49,19 @@ func TestReadCRIO(t *testing.T) {
 			}
 			compared++
 
-			dropIn, err := conf.DropIn(conf.Default(), got)
+			config, inForce := h.handlers(), conf.ImageStores(lastOfEach(got.StorageOptions))
+			dropIn, err := conf.DropIn(config, got)
 			require.NoError(t, err)
 			require.NoError(t, os.MkdirAll(h.dir, 0o755))
 			require.NoError(t, os.WriteFile(filepath.Join(h.dir, "ü-last.conf"), dropIn, 0o644))
 			after, err := h.ask(oracle)
 			require.NoError(t, err, "%s\n%s", h, dropIn)
 			asked := *got
+			for _, root := range config.Roots() {
+				if !slices.Contains(inForce, root.Root) {
+					asked.StorageOptions = append(asked.StorageOptions, "overlay.imagestore="+root.Root)
+				}
+			}
 			asked.StorageOptions = lastOfEach(asked.StorageOptions) // CRI-O does so once it reads a file
 			asked.InternalRepair = false
 			asked.NRI.Enabled = true
@@ -67,7 +73,14 @@ func TestReadCRIO(t *testing.T) {
 
 			got, err = conf.ReadCRIO(h.file, h.dir)
 			require.NoError(t, err)
-			again, err := conf.DropIn(conf.Default(), got)
+			assert.Equal(t, after.settled(), h.settled(got), "drop-in read:\n%s\n%s", h, dropIn)
+			for _, root := range config.Roots() {
+				assert.Equal(t, max(1, count(inForce, root.Root)), count(conf.ImageStores(after.StorageOptions), root.Root),
+					"%s among CRI-O's stores:\n%s\n%s", root.Root, h, dropIn)
+			}
+			without, err := conf.ReadCRIOWithoutDropIn(h.file, h.dir)
+			require.NoError(t, err)
+			again, err := conf.DropIn(config, without)
 			require.NoError(t, err)
 			assert.Equal(t, string(dropIn), string(again), "rendered with the drop-in in force")
 		})
@@ -217,6 +230,15 @@ func lastOfEach(l []string) (kept []string) {
 	return kept
 }
 
+func count(l []string, s string) (n int) {
+	for _, other := range l {
+		if other == s {
+			n++
+		}
+	}
+	return n
+}
+
 func list(l []string) []string { return append([]string{}, l...) }
 
 // host is a set of configuration files, and what they refer to, in a temporary
@@ -272,6 +294,7 @@ func newHost(t *testing.T, r *rand.Rand) *host {
 // settled returns what was read in the form of crioConfig.settled.
 func (h *host) settled(c *conf.CRIO) conf.CRIO {
 	s := *c
+	s.DropIns = nil // no part of what CRI-O knows
 	s.StorageOptions, s.HooksDir = list(c.StorageOptions), list(c.HooksDir)
 	s.InsecureRegistries, s.PinnedImages = list(c.InsecureRegistries), list(c.PinnedImages)
 	s.Runtimes = map[string]conf.Runtime{}
@@ -282,6 +305,19 @@ func (h *host) settled(c *conf.CRIO) conf.CRIO {
 		s.Runtimes[name] = r
 	}
 	return s
+}
+
+// handlers returns a configuration with some handlers, whose roots may be in
+// force.
+func (h *host) handlers() conf.Config {
+	c := conf.Default()
+	c.Handlers = map[string]conf.Handler{conf.DefaultHandler: {Pull: conf.PullCRIO}}
+	for i, root := range []string{"/s/1", "/s/2", "/s/3 \"ü\""} {
+		if h.once(2) {
+			c.Handlers[fmt.Sprint("h", i)] = conf.Handler{Root: root}
+		}
+	}
+	return c
 }
 
 func (h *host) write(t *testing.T) {
@@ -395,7 +431,7 @@ func (h *host) crioConf() string {
 	w.maybeText(3, "runroot", "/a/run", "/a/run/", "")
 	w.maybeText(4, "imagestore", "/a/images", "")
 	w.maybeText(3, "storage_driver", "overlay", "vfs", "")
-	w.maybe(2, "storage_option", h.some(4, "overlay.mountopt=nodev", "overlay.mountopt=nodev,metacopy=on", "overlay.imagestore=/s/1", "overlay.imagestore=/s/2"))
+	w.maybe(2, "storage_option", h.some(4, "overlay.mountopt=nodev", "overlay.mountopt=nodev,metacopy=on", "overlay.imagestore=/s/1", "overlay.imagestore=/s/2", "overlay2.additionalimagestore = /s/2/,/s/x"))
 	w.maybe(3, "internal_repair", h.pick("true", "false"))
 	w.maybeText(5, "log_dir", "/a/log")
 	w.maybe(40, "runroot_", "{not_known_to = 'CRI-O'}")

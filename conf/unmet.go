@@ -1,0 +1,30 @@
+package conf
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+)
+
+// Unmet lists what c needs of CRI-O, as [DropIn] has it, and crio has not.
+func Unmet(c Config, crio *CRIO) []string {
+	var unmet []string
+	if crio.InternalRepair {
+		unmet = append(unmet, "internal_repair is on: CRI-O may delete what keeps images in use, and wipe its root after it was killed")
+	}
+	if !crio.NRI.Enabled {
+		unmet = append(unmet, "NRI is off (enable_nri)")
+	} else if crio.NRI.DisableConnections {
+		unmet = append(unmet, "NRI takes no plugins from outside (nri_disable_connections)")
+	}
+	if dir := HookDir(c, crio); !slices.Contains(crio.HooksDir, dir) {
+		unmet = append(unmet, fmt.Sprintf("hooks_dir has no %s, where the hook file is", dir))
+	}
+	stores := ImageStores(crio.StorageOptions)
+	for _, h := range c.Roots() {
+		if !slices.Contains(stores, filepath.Clean(h.Root)) {
+			unmet = append(unmet, fmt.Sprintf("the root of handler %s, %s, is no additional image store", h.Name, h.Root))
+		}
+	}
+	return unmet
+}
