@@ -23,6 +23,8 @@ func classify(registry string, err error) error {
 	switch {
 	case errors.Is(err, ErrNotFound), errors.Is(err, ErrUnsupported), errors.Is(err, ErrSignature):
 		return err
+	case errors.Is(err, errStalled):
+		return fmt.Errorf("%w: registry %s: %w", ErrRegistryUnavailable, registry, err)
 	case isSignature(err):
 		return fmt.Errorf("%w: %w: see policy.json", ErrSignature, err)
 	case isDiskFull(err):

@@ -1,10 +1,18 @@
-// Package storage opens one containers/storage root and resolves, pulls, lists and holds the images in it.
+// Package storage opens containers/storage roots, CRI-O's own and those of handlers, and resolves, pulls, imports, lists, holds
+// and removes the images in them.
 //
 // # Terms
 //
 // A root is a graph root together with its run root, as CRI-O's root and runroot name them. Other programs (CRI-O,
 // podman, buildah, skopeo) may work on the same root at the same time; containers/storage's file locks order their work
 // and ours.
+//
+// Handler roots are separate from each other and from CRI-O's own, and CRI-O reads them as additional image stores.
+// [Roots] are all of them. Each handler root carries a marker file, so that it is not written to while its disk is not
+// mounted.
+//
+// An image of CRI-O's own root leans on a handler root when it needs layers that are there: CRI-O, when it pulls by
+// itself, stores only the layers that no additional store has. Pulls by this package never make one.
 //
 // A lease holds an image in its root against all of them. It is two things, both named after the image id, so that any
 // process can find, complete or release it:
@@ -17,10 +25,14 @@
 // # Guarantees
 //
 //   - A reference means the same image as it means to CRI-O and podman; [Root.Resolve] says where those two differ.
-//   - There is one transfer per image at a time in a process; whoever asks for it meanwhile shares it and may leave it.
+//   - There is one transfer per image and credentials at a time in a process; whoever asks for it meanwhile shares it and may leave it.
 //   - An image whose pull failed or was cancelled is not visible, and its temporary files are gone. Layers that were
 //     complete by then stay, unreferenced, and the next pull of the image takes up there.
 //   - Taking a lease is atomic against the removal of the image: either it fails with [ErrNotFound] or the image stays.
+//   - An image that anything in any root uses is not removed, nor is a layer of a handler root that CRI-O's own root
+//     leans on; looking and removing are one under CRI-O's locks.
+//   - A caller gets an image only if the registry answers its own credentials. For whom a pull has proven access is kept
+//     on the image; see [Root.Proven].
 //   - A root is never shut down, and nothing in it is unmounted.
 //
 // # Caveats

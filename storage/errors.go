@@ -20,6 +20,9 @@ var (
 	// composefs, Docker's schema 1 manifests, OCI artifacts.
 	ErrUnsupported = errors.New("not supported")
 
+	// ErrArtifact is returned, with ErrUnsupported, for an OCI artifact that is not an image.
+	ErrArtifact = errors.New("it is an OCI artifact, not an image")
+
 	// ErrUnauthorized is returned when the registry refuses the pull with the credentials at hand.
 	ErrUnauthorized = errors.New("registry refused access")
 
@@ -35,6 +38,19 @@ var (
 
 	// ErrDiskFull is returned when the root's or the temporary directory's file system is full.
 	ErrDiskFull = errors.New("disk full")
+
+	// ErrUnproven is returned where nothing proves that an image in the root may be had with the node's credentials. The
+	// text says why.
+	ErrUnproven = errors.New("access is not proven")
+
+	// ErrInUse is returned when something holds or runs an image that was to be removed. The text says what.
+	ErrInUse = errors.New("image in use")
+
+	// ErrUnmounted is returned for a root without its marker file: the disk that it is on is not mounted.
+	ErrUnmounted = errors.New("root is not there")
+
+	// ErrUnknownHandler is returned for a handler's name that no root has. The text lists those that there are.
+	ErrUnknownHandler = errors.New("unknown handler")
 
 	// ErrClosed is returned from calls on a closed [Root], and from pulls that its closing cut short.
 	ErrClosed = errors.New("root is closed")

@@ -3,6 +3,8 @@ package storage
 import (
 	"context"
 	"errors"
+	"slices"
+	"strings"
 	"sync"
 )
 
@@ -131,6 +133,19 @@ func (f *flights) close() {
 	}
 	f.mu.Unlock()
 	f.wg.Wait()
+}
+
+// transferring tells whether a transfer is under way whose key has that name among its candidates.
+func (f *flights) transferring(name string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for key := range f.running {
+		candidates, _, _ := strings.Cut(key, "\n")
+		if slices.Contains(strings.Fields(candidates), name) {
+			return true
+		}
+	}
+	return false
 }
 
 func (f *flights) isClosed() bool {

@@ -52,7 +52,7 @@ func (r *Root) Images(ctx context.Context) ([]Image, []error) {
 		if l, ok := layers[id]; ok {
 			return l, nil
 		}
-		return nil, cstorage.ErrLayerUnknown
+		return r.lent(id)
 	}
 
 	images := make([]Image, 0, len(all.Images))
@@ -69,9 +69,36 @@ func (r *Root) Images(ctx context.Context) ([]Image, []error) {
 	return images, bad
 }
 
-// image completes one image record.
+// lent returns a layer that CRI-O's own root has not itself, but leans on in a handler root.
+func (r *Root) lent(id string) (*cstorage.Layer, error) {
+	if r.lenders != nil {
+		for _, lender := range r.lenders() {
+			if layer, err := lender.store.Layer(id); err == nil && layer.ID == id {
+				return layer, nil
+			}
+		}
+	}
+	return nil, cstorage.ErrLayerUnknown
+}
+
+// leaningImage completes one image record, whose layers may be lent.
+func (r *Root) leaningImage(record *cstorage.Image) (Image, error) {
+	return r.complete(record, func(id string) (*cstorage.Layer, error) {
+		layer, err := r.store.Layer(id)
+		if errors.Is(err, cstorage.ErrLayerUnknown) {
+			return r.lent(id)
+		}
+		return layer, err
+	})
+}
+
+// image completes one image record, whose layers are all in the root itself.
 func (r *Root) image(record *cstorage.Image) (Image, error) {
-	image, err := readRecord(record, r.store.Layer)
+	return r.complete(record, r.store.Layer)
+}
+
+func (r *Root) complete(record *cstorage.Image, layer func(id string) (*cstorage.Layer, error)) (Image, error) {
+	image, err := readRecord(record, layer)
 	if err != nil {
 		return Image{}, err
 	}

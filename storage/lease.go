@@ -38,11 +38,22 @@ type leaseID struct {
 }
 
 func leaseIDs(imageID string) leaseID {
-	id := func(part string) string {
-		sum := sha256.Sum256([]byte("ocihold " + part + " " + imageID))
-		return hex.EncodeToString(sum[:])
+	return leaseID{
+		record:      ourID("record", imageID),
+		recordLayer: ourID("record layer", imageID),
+		child:       ourID("child", imageID),
 	}
-	return leaseID{record: id("record"), recordLayer: id("record layer"), child: id("child")}
+}
+
+// ourID is the id of what we make for an image or a layer.
+func ourID(part, of string) string {
+	sum := sha256.Sum256([]byte("ocihold " + part + " " + of))
+	return hex.EncodeToString(sum[:])
+}
+
+// hostMapped are the options of a layer whose owners are the host's.
+func hostMapped() *cstorage.LayerOptions {
+	return &cstorage.LayerOptions{IDMappingOptions: cstorage.LayerIDMappingOptions{HostUIDMapping: true, HostGIDMapping: true}}
 }
 
 // Lease holds the image until Release. It is idempotent, completes a lease that is incomplete, and is atomic against
@@ -115,14 +126,13 @@ func (r *Root) createChild(imageID string) error {
 	case err == nil && child.Parent == record.TopLayer:
 		return nil
 	case err == nil:
-		if err := r.deleteChain(ids.child); err != nil {
+		if err := r.guarded(func(leaned map[string]bool) error { return r.deleteChain(ids.child, leaned) }); err != nil {
 			return fmt.Errorf("remove the child of another top layer: %w", err)
 		}
 	case !errors.Is(err, cstorage.ErrLayerUnknown):
 		return fmt.Errorf("look for the child layer: %w", err)
 	}
-	_, err = r.store.CreateLayer(ids.child, record.TopLayer, []string{childNamePrefix + imageID}, "", false,
-		&cstorage.LayerOptions{IDMappingOptions: cstorage.LayerIDMappingOptions{HostUIDMapping: true, HostGIDMapping: true}})
+	_, err = r.store.CreateLayer(ids.child, record.TopLayer, []string{childNamePrefix + imageID}, "", false, hostMapped())
 	if err != nil && !errors.Is(err, cstorage.ErrDuplicateID) {
 		return fmt.Errorf("create the child layer: %w", err)
 	}
@@ -156,10 +166,28 @@ func (r *Root) release(imageID string) error {
 	if err := r.deleteLayer(ids.recordLayer); err != nil {
 		return fmt.Errorf("remove the record's layer: %w", err)
 	}
-	if err := r.deleteChain(ids.child); err != nil {
+	if err := r.releaseChild(imageID); err != nil {
 		return fmt.Errorf("remove the child layer: %w", err)
 	}
 	return nil
+}
+
+// releaseChild removes the child layer and, where the image was removed by force, what only the child kept.
+func (r *Root) releaseChild(imageID string) error {
+	child, err := r.store.Layer(leaseIDs(imageID).child)
+	if errors.Is(err, cstorage.ErrLayerUnknown) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if gone, err := r.deleteUnused(child.ID); err != nil || !gone {
+		return err
+	}
+	if _, err := r.resolveID(imageID); !errors.Is(err, ErrNotFound) {
+		return err
+	}
+	return r.guarded(func(leaned map[string]bool) error { return r.deleteChain(child.Parent, leaned) })
 }
 
 // deleteLayer removes the layer if it is there.
@@ -173,9 +201,13 @@ func (r *Root) deleteLayer(id string) error {
 	return nil
 }
 
-// deleteChain removes the layer and then its parents, up to the first that something else uses.
-func (r *Root) deleteChain(id string) error {
+// deleteChain removes the layer and then its parents, up to the first that something else uses. One that CRI-O's root
+// leans on is kept until that ends.
+func (r *Root) deleteChain(id string, leaned map[string]bool) error {
 	for id != "" {
+		if leaned[id] {
+			return r.keep(id)
+		}
 		layer, err := r.store.Layer(id)
 		if errors.Is(err, cstorage.ErrLayerUnknown) {
 			return nil
@@ -183,26 +215,34 @@ func (r *Root) deleteChain(id string) error {
 		if err != nil {
 			return err
 		}
-		// DeleteLayer itself looks neither at images in a second image store nor at mapped top layers.
-		images, err := r.store.ImagesByTopLayer(id)
-		if err != nil && !errors.Is(err, cstorage.ErrLayerUnknown) {
-			return err
-		}
-		if len(images) > 0 {
-			return nil
-		}
-		switch err := r.store.DeleteLayer(id); {
-		case err == nil, errors.Is(err, cstorage.ErrNotALayer):
-		case errors.Is(err, cstorage.ErrLayerHasChildren),
-			errors.Is(err, cstorage.ErrLayerUsedByImage),
-			errors.Is(err, cstorage.ErrLayerUsedByContainer):
-			return nil
-		default:
+		if gone, err := r.deleteUnused(id); err != nil || !gone {
 			return err
 		}
 		id = layer.Parent
 	}
 	return nil
+}
+
+// deleteUnused removes the layer, unless something in the root uses it, and tells whether it is gone.
+func (r *Root) deleteUnused(id string) (gone bool, err error) {
+	// DeleteLayer itself looks neither at images in a second image store nor at mapped top layers.
+	images, err := r.store.ImagesByTopLayer(id)
+	if err != nil && !errors.Is(err, cstorage.ErrLayerUnknown) {
+		return false, err
+	}
+	if len(images) > 0 {
+		return false, nil
+	}
+	switch err := r.store.DeleteLayer(id); {
+	case err == nil, errors.Is(err, cstorage.ErrNotALayer):
+		return true, nil
+	case errors.Is(err, cstorage.ErrLayerHasChildren),
+		errors.Is(err, cstorage.ErrLayerUsedByImage),
+		errors.Is(err, cstorage.ErrLayerUsedByContainer):
+		return false, nil
+	default:
+		return false, err
+	}
 }
 
 // Leases lists the leases in the root by image id, incomplete ones too.

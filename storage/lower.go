@@ -36,10 +36,7 @@ func (r *Root) lowerDirs(imageID string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	homes := []string{filepath.Join(r.store.GraphRoot(), "overlay")}
-	if imageStore := r.store.ImageStore(); imageStore != "" {
-		homes = append([]string{filepath.Join(imageStore, "overlay")}, homes...)
-	}
+	homes := r.homes()
 	for _, home := range homes {
 		if err := checkNative(home); err != nil {
 			return nil, err
@@ -59,6 +56,15 @@ func (r *Root) lowerDirs(imageID string) ([]string, error) {
 		id = layer.Parent
 	}
 	return dirs, nil
+}
+
+// homes are the overlay driver's directories in the root, the one that images are written to first.
+func (r *Root) homes() []string {
+	homes := []string{filepath.Join(r.store.GraphRoot(), "overlay")}
+	if imageStore := r.store.ImageStore(); imageStore != "" {
+		homes = append([]string{filepath.Join(imageStore, "overlay")}, homes...)
+	}
+	return homes
 }
 
 // checkNative returns ErrUnsupported if the driver wrote to home through a mount_program, which may represent whiteouts

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
@@ -49,6 +50,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	})
+	registerCRIO()
 	if reexec.Init() {
 		return
 	}
@@ -105,6 +107,7 @@ func open(tb testing.TB, opt Options) *Root {
 	tb.Helper()
 	root, err := Open(opt)
 	require.NoError(tb, err)
+	root.backoff = []time.Duration{time.Millisecond, time.Millisecond, time.Millisecond}
 	tb.Cleanup(func() { require.NoError(tb, root.Close()) })
 	return root
 }

@@ -1,12 +1,15 @@
 package storage
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"go.podman.io/image/v5/types"
@@ -28,6 +31,17 @@ type Options struct {
 	Driver string
 	// DriverOptions are CRI-O's storage_option.
 	DriverOptions []string
+
+	// Platform is the one whose images are chosen from an index, "os/arch" or "os/arch/variant". Empty means this node's.
+	Platform string
+	// Marker says that the root carries a marker file, which PrepareRoot makes. While it is missing, every call is
+	// refused with ErrUnmounted, and nothing is written where the root's disk should be.
+	Marker bool
+
+	// PullConcurrency is how many transfers into the root may run at a time. 0 means any number.
+	PullConcurrency int
+	// StallTimeout ends a transfer for which the registry sends nothing for that long. 0 means DefaultStallTimeout.
+	StallTimeout time.Duration
 
 	// TempDir takes blobs while they are downloaded. Empty means /var/tmp.
 	TempDir string
@@ -52,16 +66,29 @@ type Options struct {
 	Log logrus.FieldLogger
 }
 
+// DefaultStallTimeout is Options.StallTimeout where that is 0.
+const DefaultStallTimeout = 2 * time.Minute
+
 // Root is an open root. Its methods may be called from several goroutines.
 type Root struct {
 	name     string
 	store    cstorage.Store
+	marker   string // path of the marker file, empty for a root without
 	sys      types.SystemContext
 	insecure insecureRegistries
+	stall    time.Duration
+	backoff  []time.Duration // before the first retry, the second, …
+	slots    chan struct{}   // nil: any number of transfers
 	log      logrus.FieldLogger
+
+	// leans is who may lean on this root's layers, nil where no one does. Of CRI-O's own root, lenders are those that
+	// it may lean on.
+	leans   *crioRoot
+	lenders func() []*Root
 
 	pulls   flights
 	leaseMu sync.Mutex
+	usage   usageCache
 }
 
 // storesMu orders GetStore and Free, which share an unguarded list.
@@ -87,6 +114,25 @@ func Open(opt Options) (*Root, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the root of handler %q at %s: %w", opt.Name, opt.GraphRoot, err)
 	}
+	sys := types.SystemContext{
+		SignaturePolicyPath:         opt.SignaturePolicy,
+		AuthFilePath:                opt.AuthFile,
+		SystemRegistriesConfPath:    opt.RegistriesConf,
+		SystemRegistriesConfDirPath: opt.RegistriesConfDir,
+		DockerPerHostCertDirPath:    opt.CertsDir,
+		BigFilesTemporaryDir:        opt.TempDir,
+		BlobInfoCacheDir:            opt.BlobInfoCacheDir,
+	}
+	if err := choosePlatform(&sys, opt.Platform); err != nil {
+		return nil, fmt.Errorf("open the root of handler %q at %s: %w", opt.Name, opt.GraphRoot, err)
+	}
+	marker := ""
+	if opt.Marker {
+		marker = filepath.Join(opt.GraphRoot, markerFile)
+		if err := checkMarker(marker, opt.Name); err != nil {
+			return nil, fmt.Errorf("open the root of handler %q at %s: %w", opt.Name, opt.GraphRoot, err)
+		}
+	}
 	if opt.TempDir != "" {
 		if err := prepareTempDir(opt.TempDir, opt.ClearTemp); err != nil {
 			return nil, fmt.Errorf("open the root of handler %q at %s: %w", opt.Name, opt.GraphRoot, err)
@@ -105,21 +151,36 @@ func Open(opt Options) (*Root, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the root of handler %q at %s: %w", opt.Name, opt.GraphRoot, err)
 	}
-	return &Root{
-		name:  opt.Name,
-		store: store,
-		sys: types.SystemContext{
-			SignaturePolicyPath:         opt.SignaturePolicy,
-			AuthFilePath:                opt.AuthFile,
-			SystemRegistriesConfPath:    opt.RegistriesConf,
-			SystemRegistriesConfDirPath: opt.RegistriesConfDir,
-			DockerPerHostCertDirPath:    opt.CertsDir,
-			BigFilesTemporaryDir:        opt.TempDir,
-			BlobInfoCacheDir:            opt.BlobInfoCacheDir,
-		},
+	r := &Root{
+		name:     opt.Name,
+		store:    store,
+		marker:   marker,
+		sys:      sys,
 		insecure: insecure,
+		stall:    cmp.Or(opt.StallTimeout, DefaultStallTimeout),
+		backoff:  []time.Duration{time.Second, 2 * time.Second, 4 * time.Second},
 		log:      opt.Log.WithField("handler", opt.Name),
-	}, nil
+	}
+	if opt.PullConcurrency > 0 {
+		r.slots = make(chan struct{}, opt.PullConcurrency)
+	}
+	return r, nil
+}
+
+// choosePlatform makes sys choose images for the platform "os/arch[/variant]" from indexes.
+func choosePlatform(sys *types.SystemContext, platform string) error {
+	if platform == "" {
+		return nil
+	}
+	parts := strings.Split(platform, "/")
+	if len(parts) < 2 || len(parts) > 3 || slices.Contains(parts, "") {
+		return fmt.Errorf("platform %q: want os/arch or os/arch/variant, such as linux/arm64/v8 or wasi/wasm", platform)
+	}
+	sys.OSChoice, sys.ArchitectureChoice = parts[0], parts[1]
+	if len(parts) == 3 {
+		sys.VariantChoice = parts[2]
+	}
+	return nil
 }
 
 // Close cancels the pulls under way, waits for them, and lets go of the root. It changes nothing in the root.
@@ -131,12 +192,24 @@ func (r *Root) Close() error {
 	return nil
 }
 
-// usable returns why a call on r must not begin: ErrClosed, or ctx's error.
+// usable returns why a call on r must not begin: ErrClosed, ErrUnmounted, or ctx's error.
 func (r *Root) usable(ctx context.Context) error {
+	if err := r.ready(); err != nil {
+		return err
+	}
+	return ctx.Err()
+}
+
+// ready returns ErrClosed or ErrUnmounted where r cannot be used. Calls that only read are refused too where the marker
+// is missing: containers/storage makes directories for its lock files.
+func (r *Root) ready() error {
 	if r.pulls.isClosed() {
 		return ErrClosed
 	}
-	return ctx.Err()
+	if r.marker == "" {
+		return nil
+	}
+	return checkMarker(r.marker, r.name)
 }
 
 // overlayOptions returns the driver options for our handle of a root: no additional stores, layers synced to disk

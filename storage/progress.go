@@ -1,6 +1,8 @@
 package storage
 
 import (
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -37,15 +39,38 @@ type tracker struct {
 	report     func(Progress)
 	lastReport time.Time
 	unreported bool
+
+	// stalled is called when nothing comes for as long as stall while something is awaited: until the first blob
+	// begins (started) the answer to a request, then the rest of those in receiving. Neither the wait for a lock nor
+	// unpacking what has come counts.
+	stall     time.Duration
+	stalled   func()
+	requests  *requests
+	lastCame  time.Time
+	started   bool
+	receiving map[digest.Digest]bool
 }
 
-// newTracker returns a tracker for an image of these layers, and reports that none of them has come.
-func newTracker(layers []types.BlobInfo, report func(Progress)) *tracker {
+// errStalled is wrapped by the cause of a transfer's cancellation when nothing came for too long.
+var errStalled = errors.New("nothing came")
+
+func stallError(stall time.Duration) error {
+	return fmt.Errorf("%w from the registry for %s", errStalled, stall)
+}
+
+// newTracker returns a tracker for an image of these layers, and reports that none of them has come. stalled is called
+// when nothing comes for as long as stall.
+func newTracker(layers []types.BlobInfo, report func(Progress), requests *requests, stall time.Duration, stalled func()) *tracker {
 	t := &tracker{
-		sizes:    make(map[digest.Digest]int64, len(layers)),
-		done:     make(map[digest.Digest]int64, len(layers)),
-		progress: Progress{Phase: PhaseDownloading},
-		report:   report,
+		stall:     stall,
+		stalled:   stalled,
+		requests:  requests,
+		lastCame:  time.Now(),
+		receiving: make(map[digest.Digest]bool),
+		sizes:     make(map[digest.Digest]int64, len(layers)),
+		done:      make(map[digest.Digest]int64, len(layers)),
+		progress:  Progress{Phase: PhaseDownloading},
+		report:    report,
 	}
 	for _, l := range layers {
 		if _, ok := t.sizes[l.Digest]; !ok && l.Size > 0 {
@@ -65,6 +90,10 @@ func (t *tracker) run(events <-chan types.ProgressProperties) {
 		if t.unreported {
 			due = time.After(time.Until(t.lastReport.Add(progressInterval)))
 		}
+		var late <-chan time.Time
+		if !t.started || len(t.receiving) > 0 {
+			late = time.After(time.Until(t.lastCame.Add(t.stall)))
+		}
 		select {
 		case e, ok := <-events:
 			if !ok {
@@ -73,23 +102,49 @@ func (t *tracker) run(events <-chan types.ProgressProperties) {
 			t.add(e, time.Now())
 		case now := <-due:
 			t.flush(now)
+		case now := <-late:
+			t.checkStall(now)
 		}
 	}
 }
 
+// checkStall is called when no event has come for as long as stall.
+func (t *tracker) checkStall(now time.Time) {
+	if !t.started {
+		since, waiting := t.requests.waiting()
+		if !waiting {
+			t.lastCame = now
+			return
+		}
+		if now.Sub(since) < t.stall {
+			t.lastCame = since
+			return
+		}
+	}
+	t.stalled()
+	t.lastCame = now
+}
+
 func (t *tracker) add(e types.ProgressProperties, now time.Time) {
+	t.started, t.lastCame = true, now
 	size, ok := t.sizes[e.Artifact.Digest]
 	if !ok {
 		return
 	}
 	done := t.done[e.Artifact.Digest]
 	switch e.Event {
+	case types.ProgressEventNewArtifact:
+		t.receiving[e.Artifact.Digest] = true
+		return
 	case types.ProgressEventRead:
 		done = max(done, min(size, int64(e.Offset))) //nolint:gosec // an offset within a blob fits an int64
 	case types.ProgressEventDone, types.ProgressEventSkipped:
 		done = size
 	default:
 		return
+	}
+	if done == size {
+		delete(t.receiving, e.Artifact.Digest)
 	}
 	t.progress.Done += done - t.done[e.Artifact.Digest]
 	t.done[e.Artifact.Digest] = done

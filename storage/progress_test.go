@@ -15,7 +15,7 @@ func TestTracker(t *testing.T) {
 	var got []Progress
 	start := time.Now()
 	tracker := newTracker([]types.BlobInfo{{Digest: a, Size: 100}, {Digest: b, Size: 50}, {Digest: a, Size: 100}, {Digest: "sha256:none", Size: -1}},
-		func(p Progress) { got = append(got, p) })
+		func(p Progress) { got = append(got, p) }, &requests{}, time.Hour, nil)
 	for _, e := range []struct {
 		event  types.ProgressEvent
 		digest digest.Digest
@@ -48,7 +48,8 @@ func TestTrackerOfATransferThatStandsStill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := digest.FromString("a"), digest.FromString("b")
 		var got []int64
-		tracker := newTracker([]types.BlobInfo{{Digest: a, Size: 100}, {Digest: b, Size: 50}}, func(p Progress) { got = append(got, p.Done) })
+		tracker := newTracker([]types.BlobInfo{{Digest: a, Size: 100}, {Digest: b, Size: 50}}, func(p Progress) { got = append(got, p.Done) },
+			&requests{}, time.Hour, nil)
 		events := make(chan types.ProgressProperties)
 		go tracker.run(events)
 		for _, offset := range []uint64{10, 20, 30} {
@@ -65,4 +66,52 @@ func TestTrackerOfATransferThatStandsStill(t *testing.T) {
 		assert.Equal(t, []int64{0, 30}, got, "nothing new")
 		close(events)
 	})
+}
+
+func TestTrackerStall(t *testing.T) {
+	const stall = time.Minute
+	a := digest.FromString("a")
+	send := func(event types.ProgressEvent, offset uint64) func(chan<- types.ProgressProperties, *requests) {
+		return func(events chan<- types.ProgressProperties, _ *requests) {
+			events <- types.ProgressProperties{Event: event, Artifact: types.BlobInfo{Digest: a}, Offset: offset}
+		}
+	}
+	wait := func(d time.Duration) func(chan<- types.ProgressProperties, *requests) {
+		return func(chan<- types.ProgressProperties, *requests) { time.Sleep(d); synctest.Wait() }
+	}
+	ask := func(_ chan<- types.ProgressProperties, r *requests) { r.begin("") }
+	answer := func(_ chan<- types.ProgressProperties, r *requests) { r.end() }
+	begin := send(types.ProgressEventNewArtifact, 0)
+	for name, tc := range map[string]struct {
+		steps []func(chan<- types.ProgressProperties, *requests)
+		want  bool
+	}{
+		"no answer to the first request":  {steps: []func(chan<- types.ProgressProperties, *requests){ask, wait(stall)}, want: true},
+		"answer in time":                  {steps: []func(chan<- types.ProgressProperties, *requests){ask, wait(stall - 1), answer, wait(10 * stall)}},
+		"waits for a lock":                {steps: []func(chan<- types.ProgressProperties, *requests){wait(10 * stall)}},
+		"asks after waiting for a lock":   {steps: []func(chan<- types.ProgressProperties, *requests){wait(stall - 1), ask, wait(stall - 1)}},
+		"no answer after a lock":          {steps: []func(chan<- types.ProgressProperties, *requests){wait(stall - 1), ask, wait(stall)}, want: true},
+		"blob never comes":                {steps: []func(chan<- types.ProgressProperties, *requests){begin, wait(stall)}, want: true},
+		"blob stands still":               {steps: []func(chan<- types.ProgressProperties, *requests){begin, send(types.ProgressEventRead, 99), wait(stall)}, want: true},
+		"blob comes slowly":               {steps: []func(chan<- types.ProgressProperties, *requests){begin, wait(stall - 1), send(types.ProgressEventRead, 1), wait(stall - 1), send(types.ProgressEventRead, 2), wait(stall - 1)}},
+		"blob is there and being stored":  {steps: []func(chan<- types.ProgressProperties, *requests){begin, send(types.ProgressEventRead, 100), wait(10 * stall)}},
+		"blob was there":                  {steps: []func(chan<- types.ProgressProperties, *requests){send(types.ProgressEventSkipped, 0), wait(10 * stall)}},
+		"a request is open while storing": {steps: []func(chan<- types.ProgressProperties, *requests){ask, begin, send(types.ProgressEventRead, 100), wait(10 * stall)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				stalled := false
+				open := &requests{}
+				tracker := newTracker([]types.BlobInfo{{Digest: a, Size: 100}}, func(Progress) {}, open, stall, func() { stalled = true })
+				events := make(chan types.ProgressProperties)
+				go tracker.run(events)
+				for _, step := range tc.steps {
+					step(events, open)
+				}
+				synctest.Wait()
+				close(events)
+				assert.Equal(t, tc.want, stalled)
+			})
+		})
+	}
 }

@@ -1,33 +1,59 @@
 package storage
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/opencontainers/go-digest"
 	"github.com/sirupsen/logrus"
 	"go.podman.io/image/v5/copy"
 	"go.podman.io/image/v5/docker/reference"
+	"go.podman.io/image/v5/manifest"
 	"go.podman.io/image/v5/pkg/shortnames"
+	"go.podman.io/image/v5/pkg/sysregistriesv2"
 	"go.podman.io/image/v5/signature"
 	istorage "go.podman.io/image/v5/storage"
 	"go.podman.io/image/v5/types"
+	cstorage "go.podman.io/storage"
 )
 
 // PullOptions say how to pull.
 type PullOptions struct {
+	// Auth, if not nil, is used in place of what the node's files have for the registry. Only callers with the same
+	// credentials share a transfer, and each asks the registry for the manifest with its own.
+	Auth *Auth
+	// AuthFile and SignaturePolicy, if not empty, replace the root's for this pull.
+	AuthFile, SignaturePolicy string
+	// Namespace is that of the pod whose pull this is; empty where it is no pod's. A pull with Auth or AuthFile proves
+	// access to the image for this namespace alone; see Proven.
+	Namespace string
 	// Progress, if not nil, is called as the pull goes on: at least once where there is something to transfer, about
 	// five times a second at most, one call at a time, and never after Pull has returned. It holds the transfer up
 	// until it returns, and must not call methods of the Root.
 	Progress func(Progress)
 }
 
-// Pull makes sure that the root has what ref names at its registry, for this node's platform, and returns it. Where
-// several callers ask for the same, one transfer serves all; each may leave by its ctx, and with the last the transfer
-// ends.
+// key differs for all options under which a pull may come out in another way.
+func (o PullOptions) key() string {
+	return fmt.Sprintf("%s %q %q", o.Auth.key(), o.AuthFile, o.SignaturePolicy)
+}
+
+// apply makes sys what the options ask for.
+func (o PullOptions) apply(sys *types.SystemContext) {
+	o.Auth.apply(sys)
+	sys.AuthFilePath = cmp.Or(o.AuthFile, sys.AuthFilePath)
+	sys.SignaturePolicyPath = cmp.Or(o.SignaturePolicy, sys.SignaturePolicyPath)
+}
+
+// Pull makes sure that the root has what ref names at its registry, for the root's platform, and returns it. Where
+// several callers ask for the same with the same credentials, one transfer serves all; each may leave by its ctx, and
+// with the last the transfer ends.
 //
 // A short name is looked for as registries.conf says, at each of its candidates until one has it. The image then has
 // the name it was pulled by, normalized: repository:tag, or repository@digest where ref has a digest.
@@ -35,12 +61,17 @@ type PullOptions struct {
 // Where the root has that manifest under that name already, the only request is the one for the manifest; a signature
 // policy that asks for signatures adds the requests for them.
 //
+// A registry that answers 5xx or breaks off is tried again a few times, at growing intervals; layers that were finished
+// are not transferred again. A transfer for which nothing comes for Options.StallTimeout ends with
+// ErrRegistryUnavailable.
+//
 // Errors that wrap ErrNotFound, ErrInvalidReference, ErrUnauthorized, ErrRegistryUnavailable, ErrDigestMismatch,
 // ErrSignature, ErrUnsupported, ErrDiskFull or ErrClosed say what has to change; ctx's error means that the caller left.
 func (r *Root) Pull(ctx context.Context, ref string, opt PullOptions) (Image, error) {
 	if err := r.usable(ctx); err != nil {
 		return Image{}, fmt.Errorf("pull %q: %w", ref, err)
 	}
+	sysregistriesv2.InvalidateCache() // what registries.conf says now counts
 	candidates, err := r.pullCandidates(ref)
 	if err != nil {
 		return Image{}, fmt.Errorf("pull %q: %w", ref, err)
@@ -49,8 +80,8 @@ func (r *Root) Pull(ctx context.Context, ref string, opt PullOptions) (Image, er
 	for i, c := range candidates {
 		keys[i] = c.String()
 	}
-	image, err := r.pulls.do(ctx, strings.Join(keys, " "), opt.Progress, func(ctx context.Context, report func(Progress)) (Image, error) {
-		image, err := r.pullFirst(ctx, candidates, report)
+	image, err := r.pulls.do(ctx, strings.Join(keys, " ")+"\n"+opt.key(), opt.Progress, func(ctx context.Context, report func(Progress)) (Image, error) {
+		image, err := r.pullFirst(ctx, candidates, opt, report)
 		if err != nil && ctx.Err() != nil {
 			r.log.WithField("image", ref).WithError(context.Cause(ctx)).Info("pull cancelled")
 		}
@@ -59,6 +90,7 @@ func (r *Root) Pull(ctx context.Context, ref string, opt PullOptions) (Image, er
 	if err != nil {
 		return Image{}, fmt.Errorf("pull %q: %w", ref, err)
 	}
+	r.recordPull(image, candidates, opt)
 	return image, nil
 }
 
@@ -87,10 +119,10 @@ func (r *Root) pullCandidates(ref string) ([]reference.Named, error) {
 }
 
 // pullFirst pulls the first candidate that can be pulled.
-func (r *Root) pullFirst(ctx context.Context, candidates []reference.Named, report func(Progress)) (Image, error) {
+func (r *Root) pullFirst(ctx context.Context, candidates []reference.Named, opt PullOptions, report func(Progress)) (Image, error) {
 	var failed error
 	for _, named := range candidates {
-		image, err := r.pullOne(ctx, named, report)
+		image, err := r.retrying(ctx, func() (Image, error) { return r.pullOne(ctx, named, opt, report) })
 		if err == nil {
 			return image, nil
 		}
@@ -110,14 +142,16 @@ func (r *Root) pullFirst(ctx context.Context, candidates []reference.Named, repo
 	return Image{}, failed
 }
 
-func (r *Root) pullOne(ctx context.Context, named reference.Named, report func(Progress)) (_ Image, err error) {
-	sys := r.sys
-	if r.insecure.match(reference.Domain(named), func(host string) ([]net.IP, error) {
-		return net.DefaultResolver.LookupIP(ctx, "ip", host)
-	}) {
-		sys.DockerInsecureSkipTLSVerify = types.OptionalBoolTrue
-	}
-	trust, err := signature.DefaultPolicy(&sys)
+func (r *Root) pullOne(ctx context.Context, named reference.Named, opt PullOptions, report func(Progress)) (Image, error) {
+	sys := r.system(ctx, named, opt)
+	return r.bring(ctx, named, &sys, report, func(known knows) (*source, error) {
+		return r.openSource(ctx, named, &sys, known)
+	})
+}
+
+// bring makes sure that the root has what the source has, under that name, if the signature policy allows it.
+func (r *Root) bring(ctx context.Context, named reference.Named, sys *types.SystemContext, report func(Progress), open func(knows) (*source, error)) (_ Image, err error) {
+	trust, err := signature.DefaultPolicy(sys)
 	if err != nil {
 		return Image{}, fmt.Errorf("read the signature policy: %w", err)
 	}
@@ -132,7 +166,7 @@ func (r *Root) pullOne(ctx context.Context, named reference.Named, report func(P
 	}()
 
 	have, has := r.named(named)
-	src, err := openSource(ctx, named, &sys, func(top, instance digest.Digest) bool {
+	src, err := open(func(top, instance digest.Digest) bool {
 		return has && slices.Contains(have.Digests, top) && slices.Contains(have.Digests, instance)
 	})
 	if err != nil {
@@ -148,7 +182,31 @@ func (r *Root) pullOne(ctx context.Context, named reference.Named, report func(P
 		}
 		return have, nil
 	}
-	return r.transfer(ctx, named, src, policy, &sys, report)
+	return r.transfer(ctx, named, src, policy, sys, report)
+}
+
+// system says how to speak with the registry of named.
+func (r *Root) system(ctx context.Context, named reference.Named, opt PullOptions) types.SystemContext {
+	sys := r.sys
+	opt.apply(&sys)
+	if r.insecure.match(reference.Domain(named), func(host string) ([]net.IP, error) {
+		return net.DefaultResolver.LookupIP(ctx, "ip", host)
+	}) {
+		sys.DockerInsecureSkipTLSVerify = types.OptionalBoolTrue
+	}
+	return sys
+}
+
+// openSource opens the source, unless the registry is silent for too long.
+func (r *Root) openSource(ctx context.Context, named reference.Named, sys *types.SystemContext, known knows) (*source, error) {
+	stalled := stallError(r.stall)
+	ctx, cancel := context.WithTimeoutCause(ctx, r.stall, stalled)
+	defer cancel()
+	src, err := openSource(ctx, named, sys, known)
+	if err != nil && errors.Is(context.Cause(ctx), errStalled) {
+		return nil, stalled
+	}
+	return src, err
 }
 
 // named returns the sound image that has exactly this name.
@@ -163,26 +221,42 @@ func (r *Root) named(named reference.Named) (Image, bool) {
 
 // transfer copies the image from its open source, which it closes, into the root.
 func (r *Root) transfer(ctx context.Context, named reference.Named, src *source, policy *signature.PolicyContext, sys *types.SystemContext, report func(Progress)) (Image, error) {
-	destination, err := r.reference(named)
+	destination, err := r.destination(named, src)
 	if err != nil {
-		return Image{}, err
+		return Image{}, errors.Join(err, src.Close())
 	}
+	if err := r.takeSlot(ctx); err != nil {
+		return Image{}, errors.Join(err, src.Close())
+	}
+	defer r.leaveSlot()
+
+	stalled := stallError(r.stall)
+	copyCtx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	requests := &requests{}
 	events := make(chan types.ProgressProperties)
 	drained := make(chan struct{})
 	go func() {
 		defer close(drained)
-		newTracker(src.layers, report).run(events)
+		newTracker(src.layers, report, requests, r.stall, func() {
+			if !src.local {
+				cancel(stalled)
+			}
+		}).run(events)
 	}()
 	var stored types.ImageReference
-	_, err = copy.Image(ctx, policy, destination, openedReference{src.Reference(), src.ImageSource}, &copy.Options{
+	_, err = copy.Image(requests.traced(copyCtx), policy, destination, openedReference{src.Reference(), src.ImageSource}, &copy.Options{
 		SourceCtx:               sys,
 		DestinationCtx:          sys,
-		ProgressInterval:        progressInterval,
+		ProgressInterval:        time.Nanosecond, // every read: the tracker must know when all of a blob has come
 		Progress:                events,
 		ReportResolvedReference: &stored,
 	})
 	close(events)
 	<-drained
+	if err != nil && errors.Is(context.Cause(copyCtx), errStalled) {
+		return Image{}, stalled
+	}
 	if err != nil {
 		return Image{}, err
 	}
@@ -190,10 +264,62 @@ func (r *Root) transfer(ctx context.Context, named reference.Named, src *source,
 	if err != nil {
 		return Image{}, fmt.Errorf("read the pulled image: %w", err)
 	}
+	if len(src.indexes) > 0 {
+		if record, err = r.addIndexes(record, named, src.indexes); err != nil {
+			return Image{}, fmt.Errorf("record the indexes of the pulled image: %w", err)
+		}
+	}
 	image, err := r.image(record)
 	if err != nil {
 		return Image{}, fmt.Errorf("read the pulled image: %w", err)
 	}
 	r.log.WithFields(logrus.Fields{"image": named.String(), "id": image.ID, "digest": image.Digest.String()}).Info("image pulled")
 	return image, nil
+}
+
+// destination is where to copy to: the name, or, for an image of an index in an index, the id alone, as the name may be
+// the digest of an index that containers/image does not see.
+func (r *Root) destination(named reference.Named, src *source) (types.ImageReference, error) {
+	if len(src.indexes) == 0 {
+		return r.reference(named)
+	}
+	return istorage.Transport.NewStoreReference(r.store, nil, src.config.Encoded())
+}
+
+// addIndexes keeps the indexes that the image was chosen from with it, as containers/image keeps the only one, and gives
+// it the name.
+func (r *Root) addIndexes(record *cstorage.Image, named reference.Named, indexes [][]byte) (*cstorage.Image, error) {
+	for _, index := range indexes {
+		d, err := manifest.Digest(index)
+		if err != nil {
+			return nil, err
+		}
+		key := cstorage.ImageDigestManifestBigDataNamePrefix + "-" + d.String()
+		if err := r.store.SetImageBigData(record.ID, key, index, manifest.Digest); err != nil {
+			return nil, err
+		}
+	}
+	if err := r.store.AddNames(record.ID, []string{named.String()}); err != nil {
+		return nil, err
+	}
+	return r.store.Image(record.ID)
+}
+
+// takeSlot waits until the root may have one more transfer.
+func (r *Root) takeSlot(ctx context.Context) error {
+	if r.slots == nil {
+		return nil
+	}
+	select {
+	case r.slots <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (r *Root) leaveSlot() {
+	if r.slots != nil {
+		<-r.slots
+	}
 }

@@ -37,7 +37,7 @@ func (r *Root) Resolve(ctx context.Context, ref string) (Image, error) {
 	if err != nil {
 		return Image{}, fmt.Errorf("resolve %q in the root of handler %q: %w", ref, r.name, err)
 	}
-	image, err := r.image(record)
+	image, err := r.leaningImage(record)
 	if err != nil {
 		return Image{}, fmt.Errorf("resolve %q in the root of handler %q: %w", ref, r.name, err)
 	}

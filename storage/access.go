@@ -1,0 +1,230 @@
+package storage
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"reflect"
+	"slices"
+
+	"github.com/opencontainers/go-digest"
+	"go.podman.io/image/v5/docker/reference"
+	"go.podman.io/image/v5/pkg/docker/config"
+	"go.podman.io/image/v5/types"
+	cstorage "go.podman.io/storage"
+	"go.podman.io/storage/pkg/lockfile"
+)
+
+const (
+	// accessKey is the item of an image's big data that says how access to the image was proven. Pulling the image again
+	// leaves it; it goes with the image.
+	accessKey = "ocihold-access"
+	// accessVersion is that of the item's content. Another version proves nothing.
+	accessVersion = 1
+)
+
+// access says how access to an image was proven.
+type access struct {
+	Version int `json:"version"`
+	// Anonymous says that the registry gave the image where the node has no credentials for it, Node that it did where
+	// the node's files have some, or that the image was imported.
+	Anonymous bool `json:"anonymous,omitempty"`
+	Node      bool `json:"node,omitempty"`
+	// Namespaces are those for whose pods it was pulled with credentials that were not the node's, sorted.
+	Namespaces []string `json:"namespaces,omitempty"`
+}
+
+func (a access) permits(namespace string) bool {
+	return a.Anonymous || a.Node || slices.Contains(a.Namespaces, namespace)
+}
+
+// with returns a and what b adds to it.
+func (a access) with(b access) access {
+	namespaces := union(a.Namespaces, b.Namespaces)
+	slices.Sort(namespaces)
+	return access{accessVersion, a.Anonymous || b.Anonymous, a.Node || b.Node, namespaces}
+}
+
+// parseAccess reads what is kept on an image. What it cannot read proves nothing.
+func parseAccess(content []byte) access {
+	var a access
+	if json.Unmarshal(content, &a) != nil || a.Version != accessVersion {
+		return access{Version: accessVersion}
+	}
+	return a
+}
+
+// Proven tells whether access to the image in the root was proven for pods of the namespace: by any pull or [Root.Prove]
+// with the node's credentials, of which there may be none, or by a pull for that namespace. It asks no registry. It
+// returns ErrNotFound.
+func (r *Root) Proven(ctx context.Context, imageID, namespace string) (bool, error) {
+	if err := r.usable(ctx); err != nil {
+		return false, fmt.Errorf("read how access to image %s was proven: %w", imageID, err)
+	}
+	known, err := r.access(imageID)
+	if err != nil {
+		return false, fmt.Errorf("read how access to image %s was proven: %w", imageID, err)
+	}
+	return known.permits(namespace), nil
+}
+
+// Prove asks the registries that the image in the root has names of for its manifest, with the node's credentials, and
+// keeps on the image that one has it. That is one request where the first has; callers at the same time share it. It
+// returns ErrNotFound where the root does not have the image, and ErrUnproven where no registry answers with it.
+func (r *Root) Prove(ctx context.Context, imageID string) error {
+	if err := r.usable(ctx); err != nil {
+		return fmt.Errorf("prove access to image %s: %w", imageID, err)
+	}
+	_, err := r.pulls.do(ctx, "prove\n"+imageID, nil, func(ctx context.Context, _ func(Progress)) (Image, error) {
+		return Image{}, r.prove(ctx, imageID)
+	})
+	if err != nil {
+		return fmt.Errorf("prove access to image %s: %w", imageID, err)
+	}
+	return nil
+}
+
+func (r *Root) prove(ctx context.Context, imageID string) error {
+	record, err := r.resolveID(imageID)
+	if err != nil {
+		return err
+	}
+	image, err := r.leaningImage(record)
+	if err != nil {
+		return err
+	}
+	var repositories []string
+	var refused error
+	for _, name := range image.Names {
+		named, err := parseName(name)
+		if err != nil {
+			return err
+		}
+		if slices.Contains(repositories, named.Name()) {
+			continue
+		}
+		repositories = append(repositories, named.Name())
+		err = r.askFor(ctx, reference.TrimNamed(named), image.Digests)
+		if err == nil {
+			r.recordAccess(imageID, r.byNode(named))
+			return nil
+		}
+		if ctx.Err() != nil {
+			return err
+		}
+		refused = errors.Join(refused, err)
+	}
+	if refused == nil {
+		return fmt.Errorf("%w: the image has no name to ask a registry by", ErrUnproven)
+	}
+	return fmt.Errorf("%w: %w", ErrUnproven, refused)
+}
+
+// askFor asks the repository for any of the manifests.
+func (r *Root) askFor(ctx context.Context, repository reference.Named, manifests []digest.Digest) (err error) {
+	for _, d := range manifests {
+		named, digestErr := reference.WithDigest(repository, d)
+		if digestErr != nil {
+			return digestErr
+		}
+		_, err = r.retrying(ctx, func() (Image, error) {
+			sys := r.system(ctx, named, PullOptions{})
+			src, err := r.openSource(ctx, named, &sys, func(_, _ digest.Digest) bool { return true })
+			if err != nil {
+				return Image{}, err
+			}
+			return Image{}, src.Close()
+		})
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		if err = classify(reference.Domain(named), steady{err}); !errors.Is(err, ErrNotFound) {
+			return err
+		}
+	}
+	return err
+}
+
+// KeepProof keeps on the image in the root that another program has pulled it for a pod of the namespace. Where the root
+// does not have the image it does nothing.
+func (r *Root) KeepProof(ctx context.Context, imageID, namespace string) error {
+	if err := r.usable(ctx); err != nil {
+		return fmt.Errorf("keep a proof of access to image %s: %w", imageID, err)
+	}
+	if namespace != "" {
+		r.recordAccess(imageID, access{Namespaces: []string{namespace}})
+	}
+	return nil
+}
+
+// recordPull keeps on the image what a pull of it with these options has proven.
+func (r *Root) recordPull(image Image, candidates []reference.Named, opt PullOptions) {
+	switch {
+	case opt.Auth == nil && opt.AuthFile == "":
+		if known, err := r.access(image.ID); err == nil && (known.Anonymous || known.Node) {
+			return // without running a credential helper again
+		}
+		i := slices.IndexFunc(candidates, func(c reference.Named) bool { return slices.Contains(image.Names, c.String()) })
+		r.recordAccess(image.ID, r.byNode(candidates[max(i, 0)]))
+	case opt.Namespace != "":
+		r.recordAccess(image.ID, access{Namespaces: []string{opt.Namespace}})
+	}
+}
+
+// byNode is the access that the node's files give.
+func (r *Root) byNode(named reference.Named) access {
+	auth, err := config.GetCredentialsForRef(&r.sys, named)
+	anonymous := err == nil && auth == types.DockerAuthConfig{}
+	return access{Anonymous: anonymous, Node: !anonymous}
+}
+
+// recordAccess adds to what is kept on the image. Where that fails the proof has to be made again, no more.
+func (r *Root) recordAccess(imageID string, proven access) {
+	if err := r.addAccess(imageID, proven); err != nil && !errors.Is(err, ErrNotFound) {
+		r.log.WithField("id", imageID).WithError(err).Warn("how access to an image was proven is not kept")
+	}
+}
+
+func (r *Root) addAccess(imageID string, proven access) error {
+	if known, err := r.access(imageID); err != nil || reflect.DeepEqual(known.with(proven), known) {
+		return err
+	}
+	// Of programs that add at the same time none may lose what another adds.
+	lock, err := lockfile.GetLockFile(filepath.Join(r.store.RunRoot(), "ocihold-access.lock"))
+	if err != nil {
+		return err
+	}
+	lock.Lock()
+	defer lock.Unlock()
+	known, err := r.access(imageID)
+	if err != nil {
+		return err
+	}
+	content, err := json.Marshal(known.with(proven))
+	if err != nil {
+		return err
+	}
+	return unknownImage(r.store.SetImageBigData(imageID, accessKey, content, nil))
+}
+
+// access returns what is kept on the image.
+func (r *Root) access(imageID string) (access, error) {
+	content, err := r.store.ImageBigData(imageID, accessKey)
+	if errors.Is(err, fs.ErrNotExist) {
+		return access{Version: accessVersion}, nil
+	}
+	if err != nil {
+		return access{}, unknownImage(err)
+	}
+	return parseAccess(content), nil
+}
+
+func unknownImage(err error) error {
+	if errors.Is(err, cstorage.ErrImageUnknown) {
+		return ErrNotFound
+	}
+	return err
+}

@@ -1,0 +1,33 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	cstorage "go.podman.io/storage"
+)
+
+// RemoveHalf removes what a pull leaves that is killed as it records its image: records with neither a name nor a
+// manifest, over which CRI-O's image list would fail. It belongs before the first pull, and looks at those roots only
+// whose disk is mounted.
+func (r *Roots) RemoveHalf(ctx context.Context) error {
+	roots, _ := r.all()
+	var errs []error
+	for _, root := range roots {
+		records, err := root.store.Images()
+		if err != nil {
+			errs = append(errs, fmt.Errorf("list images of the root of handler %q: %w", root.name, err))
+		}
+		for i := range records {
+			if len(records[i].Names) > 0 || slices.Contains(records[i].BigDataNames, cstorage.ImageDigestBigDataKey) {
+				continue
+			}
+			if err := r.remove(ctx, root.name, records[i].ID); err != nil {
+				errs = append(errs, fmt.Errorf("remove half an image: %w", err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}

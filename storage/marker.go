@@ -1,0 +1,113 @@
+package storage
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// markerFile is in every handler root and has the handler's name as its content.
+const markerFile = ".ocihold-root"
+
+// PrepareRoot makes the directories of a handler's root and the marker file that Options.Marker asks for. It is
+// idempotent. It fails where the root is marked as another handler's.
+//
+// It belongs where an operator sets a node up, with the root's disk mounted, and nowhere else: a directory without a
+// marker it takes for a new root if it is empty or a root of containers/storage, and refuses otherwise.
+func PrepareRoot(opt Options) error {
+	if err := prepareRoot(opt); err != nil {
+		return fmt.Errorf("prepare the root of handler %q at %s: %w", opt.Name, opt.GraphRoot, err)
+	}
+	return nil
+}
+
+func prepareRoot(opt Options) error {
+	for _, dir := range []string{opt.GraphRoot, opt.RunRoot} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return err
+		}
+	}
+	marker := filepath.Join(opt.GraphRoot, markerFile)
+	switch owner, err := readMarker(marker); {
+	case err == nil && owner == opt.Name:
+		return nil
+	case err == nil:
+		return fmt.Errorf("%s says that it is the root of handler %q: give each handler a root of its own", marker, owner)
+	case !errors.Is(err, fs.ErrNotExist):
+		return err
+	}
+	if err := checkNew(opt.GraphRoot); err != nil {
+		return err
+	}
+	return writeMarker(marker, opt.Name)
+}
+
+// checkNew refuses a directory that has other things than images.
+func checkNew(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	foreign := ""
+	for _, e := range entries {
+		if e.Name() == "overlay-images" {
+			return nil
+		}
+		if e.Name() != "lost+found" && !strings.HasPrefix(e.Name(), markerFile) {
+			foreign = e.Name()
+		}
+	}
+	if foreign != "" {
+		return fmt.Errorf("%s is there and no image store: give the root an empty directory", filepath.Join(dir, foreign))
+	}
+	return nil
+}
+
+// writeMarker leaves either the whole marker or none, whenever the node stops.
+func writeMarker(path, handler string) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), markerFile+"-*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}()
+	_, err = f.WriteString(handler + "\n")
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+func readMarker(path string) (handler string, err error) {
+	content, err := os.ReadFile(path)
+	return strings.TrimSpace(string(content)), err
+}
+
+// checkMarker returns ErrUnmounted unless the marker is there and has the handler's name.
+func checkMarker(path, handler string) error {
+	switch owner, err := readMarker(path); {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("%w: %s is missing: mount the disk of this root; for a new root, run `ocihold config crio --write`", ErrUnmounted, path)
+	case err != nil:
+		return fmt.Errorf("%w: %w", ErrUnmounted, err)
+	case owner != handler:
+		return fmt.Errorf("%w: %s says that it is the root of handler %q: mount the disk of handler %q there", ErrUnmounted, path, owner, handler)
+	}
+	return nil
+}

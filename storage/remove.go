@@ -1,0 +1,239 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	cstorage "go.podman.io/storage"
+)
+
+// Remove removes the images that ref means from every root that has them, with all their names. What else runs or
+// holds one of them is asked of inUse, if that is not nil: it returns who uses the image of that id. It is called
+// before anything is locked.
+//
+// It returns ErrNotFound where no root has such an image, and ErrInUse, saying who uses it, where the image is leased
+// or being pulled in any root, or any container is made from it; then nothing is removed. Where a container comes into
+// being meanwhile, the roots before it may have lost their copy: never the one that the container runs from.
+//
+// Layers that CRI-O's own root leans on stay until it does so no longer. Roots whose disk is not mounted are passed
+// over.
+func (r *Roots) Remove(ctx context.Context, ref string, inUse func(imageID string) (users []string, err error)) error {
+	return r.RemoveFrom(ctx, "", ref, inUse)
+}
+
+// RemoveFrom is Remove of what ref means in the root of one handler, and from that root only; "" stands for all. An image
+// that is in use in another root is refused, too.
+func (r *Roots) RemoveFrom(ctx context.Context, handler, ref string, inUse func(imageID string) (users []string, err error)) error {
+	ids, err := r.removable(ctx, handler, ref, inUse)
+	if err != nil {
+		return fmt.Errorf("remove %q: %w", ref, err)
+	}
+	for _, id := range ids {
+		if err := r.remove(ctx, handler, id); err != nil {
+			return fmt.Errorf("remove %q: image %s: %w", ref, id, err)
+		}
+	}
+	return nil
+}
+
+// FreeKept removes the layers of handler roots that are only there because CRI-O's own root leaned on them when their
+// images were removed, and no longer does.
+func (r *Roots) FreeKept(ctx context.Context) error {
+	handlers, _ := r.mounted()
+	for _, root := range handlers {
+		if err := root.guarded(root.freeKept); err != nil {
+			return fmt.Errorf("free layers that nothing leans on in the root of handler %q: %w", root.name, err)
+		}
+	}
+	return nil
+}
+
+// removable returns the ids of the images that ref means, unless one is in use.
+func (r *Roots) removable(ctx context.Context, handler, ref string, inUse func(string) ([]string, error)) ([]string, error) {
+	found, err := r.Find(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	if handler != "" {
+		if _, err := r.Handler(handler); err != nil {
+			return nil, err
+		}
+		found = slices.DeleteFunc(found, func(image ImageAt) bool { return image.Handlers[0] != handler })
+	}
+	if len(found) == 0 {
+		return nil, ErrNotFound
+	}
+	var ids, users []string
+	for _, image := range found {
+		ids = union(ids, []string{image.ID})
+	}
+	for _, id := range ids {
+		copies, err := r.Find(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		for _, image := range copies {
+			if image.Leased {
+				users = append(users, fmt.Sprintf("a lease in the root of handler %q", image.Handlers[0]))
+			}
+			users = append(users, r.pulling(image.Names)...)
+		}
+		if inUse != nil {
+			others, err := inUse(id)
+			if err != nil {
+				return nil, fmt.Errorf("ask who uses image %s: %w", id, err)
+			}
+			users = append(users, others...)
+		}
+	}
+	if len(users) == 0 {
+		if users, err = r.containersInHandlers(ids); err != nil {
+			return nil, err
+		}
+		err = r.crio.locked(func(state *crioState) error {
+			for _, id := range ids {
+				users = append(users, state.containersOf(id)...)
+			}
+			return nil
+		})
+	}
+	if err == nil && len(users) > 0 {
+		err = inUseBy(users)
+	}
+	return ids, err
+}
+
+func inUseBy(users []string) error {
+	slices.Sort(users)
+	return fmt.Errorf("%w by %s", ErrInUse, strings.Join(slices.Compact(users), ", "))
+}
+
+// pulling names the pulls under way of what has one of these names.
+func (r *Roots) pulling(names []string) (users []string) {
+	roots, _ := r.all()
+	for _, root := range roots {
+		for _, name := range names {
+			if root.pulls.transferring(name) {
+				users = append(users, fmt.Sprintf("a pull of %s into the root of handler %q", name, root.name))
+			}
+		}
+	}
+	return users
+}
+
+// containersInHandlers names the containers that other programs made in handler roots from one of the images.
+func (r *Roots) containersInHandlers(imageIDs []string) (users []string, err error) {
+	handlers, _ := r.mounted()
+	for _, root := range handlers {
+		containers, err := root.store.Containers()
+		if err != nil {
+			return nil, fmt.Errorf("list the containers in the root of handler %q: %w", root.name, err)
+		}
+		for i := range containers {
+			if slices.Contains(imageIDs, containers[i].ImageID) {
+				users = append(users, fmt.Sprintf("container %s in the root of handler %q", containers[i].ID, root.name))
+			}
+		}
+	}
+	return users, nil
+}
+
+// containersOf names the containers of CRI-O's root that are made from the image, whichever root has that.
+func (s *crioState) containersOf(imageID string) (users []string) {
+	for _, c := range s.containers {
+		if c.ImageID != imageID {
+			continue
+		}
+		users = append(users, "container "+nameOr(c.Names, c.ID))
+	}
+	return users
+}
+
+// remove removes the image from CRI-O's own root and then, in one hold of the locks of that, from the handler roots.
+// CRI-O's comes first: its copy may lean on theirs.
+func (r *Roots) remove(ctx context.Context, handler, id string) error {
+	if err := r.base.usable(ctx); err != nil {
+		return err
+	}
+	if handler == "" || handler == r.base.name {
+		if err := r.base.deleteImage(id); err != nil {
+			return fmt.Errorf("root of handler %q: %w", r.base.name, err)
+		}
+	}
+	handlers, _ := r.mounted()
+	if handler != "" {
+		handlers = slices.DeleteFunc(handlers, func(root *Root) bool { return root.name != handler })
+	}
+	if len(handlers) == 0 {
+		return nil
+	}
+	return r.crio.locked(func(state *crioState) error {
+		if users := state.containersOf(id); len(users) > 0 {
+			return inUseBy(users)
+		}
+		for _, root := range handlers {
+			leaned, err := state.leanedOn(root)
+			if err == nil {
+				err = root.keepLeaned(id, leaned)
+			}
+			if err == nil {
+				err = root.deleteImage(id)
+			}
+			if err == nil {
+				err = root.freeKept(leaned)
+			}
+			if err != nil {
+				return fmt.Errorf("root of handler %q: %w", root.name, err)
+			}
+		}
+		return nil
+	})
+}
+
+// keepLeaned keeps those of the image's layers that are leaned on.
+func (r *Root) keepLeaned(imageID string, leaned map[string]bool) error {
+	record, err := r.resolveID(imageID)
+	if errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for id := record.TopLayer; id != ""; {
+		layer, err := r.store.Layer(id)
+		if errors.Is(err, cstorage.ErrLayerUnknown) {
+			return nil // a bad record, which may go
+		}
+		if err != nil {
+			return err
+		}
+		if leaned[id] {
+			return r.keep(id) // and with it all below
+		}
+		id = layer.Parent
+	}
+	return nil
+}
+
+// deleteImage removes the image, if it is there, and those of its layers that nothing else in the root uses.
+func (r *Root) deleteImage(id string) error {
+	if _, err := r.resolveID(id); errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	_, err := r.store.DeleteImage(id, true)
+	switch {
+	case errors.Is(err, cstorage.ErrNotAnImage):
+		return nil
+	case errors.Is(err, cstorage.ErrImageUsedByContainer):
+		return fmt.Errorf("%w: %w", ErrInUse, err)
+	case errors.Is(err, cstorage.ErrLayerUnknown):
+		// The image leaned on layers that are not in this root.
+		if _, lookErr := r.resolveID(id); errors.Is(lookErr, ErrNotFound) {
+			return nil
+		}
+	}
+	return err
+}

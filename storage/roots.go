@@ -1,0 +1,251 @@
+package storage
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// Roots are CRI-O's own root and those of the handlers. Their methods may be called from several goroutines.
+//
+// A handler root whose disk is not mounted is one of them all the same, and is opened when the disk is there.
+type Roots struct {
+	base *Root
+	crio *crioRoot
+
+	mu       sync.Mutex
+	handlers []*handlerRoot
+	closed   bool
+}
+
+// handlerRoot is a handler's root, nil as long as its disk was never there.
+type handlerRoot struct {
+	options Options
+	root    *Root
+}
+
+// ImageAt is an image and where it is.
+type ImageAt struct {
+	Image
+	// Handlers are the names of the roots that have it.
+	Handlers []string `json:"handlers"`
+	// Pinned says that it is not for the node's garbage collection: it is leased in one of the roots, or none of them
+	// is on the disk of CRI-O's own root, which that collection looks at.
+	Pinned bool `json:"pinned"`
+}
+
+// OpenRoots opens CRI-O's own root and those of handlers, whose names all differ. The caller closes them.
+func OpenRoots(base Options, handlers []Options) (_ *Roots, err error) {
+	root, err := Open(base)
+	if err != nil {
+		return nil, err
+	}
+	r := &Roots{base: root, crio: &crioRoot{root: root}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.Close())
+		}
+	}()
+	names, places := []string{base.Name}, []string{filepath.Clean(base.GraphRoot)}
+	for _, options := range handlers {
+		if slices.Contains(names, options.Name) {
+			return nil, fmt.Errorf("open the root of handler %q at %s: there are two handlers of that name", options.Name, options.GraphRoot)
+		}
+		if slices.Contains(places, filepath.Clean(options.GraphRoot)) {
+			return nil, fmt.Errorf("open the root of handler %q at %s: another handler has that root: give each handler a root of its own", options.Name, options.GraphRoot)
+		}
+		names, places = append(names, options.Name), append(places, filepath.Clean(options.GraphRoot))
+		h := &handlerRoot{options: options}
+		r.handlers = append(r.handlers, h)
+		if err := r.open(h); err != nil && !errors.Is(err, ErrUnmounted) {
+			return nil, err
+		}
+	}
+	root.lenders = func() []*Root {
+		lenders, _ := r.mounted()
+		return lenders
+	}
+	return r, nil
+}
+
+// open opens the handler's root if that was not done yet.
+func (r *Roots) open(h *handlerRoot) error {
+	if h.root != nil {
+		return nil
+	}
+	root, err := Open(h.options)
+	if err != nil {
+		return err
+	}
+	root.leans = r.crio
+	h.root = root
+	return nil
+}
+
+// Close closes every root.
+func (r *Roots) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+	errs := []error{r.base.Close()}
+	for _, h := range r.handlers {
+		if h.root != nil {
+			errs = append(errs, h.root.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Names are the handlers' names, that of CRI-O's own root first.
+func (r *Roots) Names() []string {
+	names := []string{r.base.name}
+	for _, h := range r.handlers {
+		names = append(names, h.options.Name)
+	}
+	return names
+}
+
+// Handler returns the root of that name; "" is CRI-O's own. It returns ErrUnknownHandler, or ErrUnmounted.
+func (r *Roots) Handler(name string) (*Root, error) {
+	if name == "" || name == r.base.name {
+		return r.base, nil
+	}
+	for _, h := range r.handlers {
+		if h.options.Name == name {
+			return r.opened(h)
+		}
+	}
+	return nil, fmt.Errorf("%w %q: there are %s", ErrUnknownHandler, name, strings.Join(r.Names(), ", "))
+}
+
+// opened returns the handler's root, ready for use at this moment.
+func (r *Roots) opened(h *handlerRoot) (*Root, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil, ErrClosed
+	}
+	if err := r.open(h); err != nil {
+		return nil, err
+	}
+	if err := h.root.ready(); err != nil {
+		return nil, fmt.Errorf("use the root of handler %q at %s: %w", h.options.Name, h.options.GraphRoot, err)
+	}
+	return h.root, nil
+}
+
+// mounted returns the handler roots that can be used, and for each other one why not.
+func (r *Roots) mounted() (roots []*Root, errs []error) {
+	for _, h := range r.handlers {
+		root, err := r.opened(h)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		roots = append(roots, root)
+	}
+	return roots, errs
+}
+
+// all returns the roots that can be used, CRI-O's own first, and for each other one why not.
+func (r *Roots) all() ([]*Root, []error) {
+	handlers, errs := r.mounted()
+	return append([]*Root{r.base}, handlers...), errs
+}
+
+// List lists the images of all roots by id, each id once: with the names, digests and handlers of all roots that have
+// it. There is an error for each image with a bad record (ErrBadRecord), for each root whose disk is not mounted
+// (ErrUnmounted), and for each that could not be read; the images are whole for the others.
+func (r *Roots) List(ctx context.Context) ([]ImageAt, []error) {
+	roots, errs := r.all()
+	at := make(map[string]*ImageAt)
+	for _, root := range roots {
+		images, bad := root.Images(ctx)
+		errs = append(errs, bad...)
+		counted := r.counted(root)
+		for _, image := range images {
+			known, ok := at[image.ID]
+			if !ok {
+				known = &ImageAt{Image: image, Pinned: true}
+				at[image.ID] = known
+			}
+			known.add(root.name, image, counted)
+		}
+	}
+	images := make([]ImageAt, 0, len(at))
+	for _, image := range at {
+		image.Pinned = image.Pinned || image.Leased
+		images = append(images, *image)
+	}
+	slices.SortFunc(images, func(a, b ImageAt) int { return cmp.Compare(a.ID, b.ID) })
+	return images, errs
+}
+
+// add merges in what a root has of the image.
+func (i *ImageAt) add(handler string, image Image, counted bool) {
+	i.Handlers = append(i.Handlers, handler)
+	i.Names = union(i.Names, image.Names)
+	i.Digests = union(i.Digests, image.Digests)
+	i.Leased = i.Leased || image.Leased
+	i.Pinned = i.Pinned && !counted
+}
+
+// union returns a with what only b has after it.
+func union[T comparable](a, b []T) []T {
+	out := slices.Clone(a)
+	for _, e := range b {
+		if !slices.Contains(out, e) {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// counted tells whether the node's garbage collection counts the root's bytes: whether it is on the disk of CRI-O's
+// own root. Where that cannot be told they do not count.
+func (r *Roots) counted(root *Root) bool {
+	if root == r.base {
+		return true
+	}
+	_, own, err := fileSystemOf(r.base.imageHome())
+	if err != nil {
+		return false
+	}
+	_, other, err := fileSystemOf(root.imageHome())
+	return err == nil && own == other
+}
+
+// Find resolves ref in each root, as Root.Resolve does, and returns one image for each root that has it: a name may
+// mean another image in each. Roots whose disk is not mounted have nothing. With an error, which is about the roots
+// that could not be read or have several images that fit, what the others have is returned too.
+func (r *Roots) Find(ctx context.Context, ref string) ([]ImageAt, error) {
+	roots, unmounted := r.all()
+	var found []ImageAt
+	var errs []error
+	for _, err := range unmounted {
+		if !errors.Is(err, ErrUnmounted) {
+			errs = append(errs, err)
+		}
+	}
+	for _, root := range roots {
+		switch image, err := root.Resolve(ctx, ref); {
+		case err == nil:
+			found = append(found, ImageAt{
+				Image:    image,
+				Handlers: []string{root.name},
+				Pinned:   image.Leased || !r.counted(root),
+			})
+		case errors.Is(err, ErrNotFound), errors.Is(err, ErrUnmounted):
+		case errors.Is(err, ErrInvalidReference):
+			return nil, err
+		default:
+			errs = append(errs, err)
+		}
+	}
+	return found, errors.Join(errs...)
+}
