@@ -12,6 +12,8 @@
 //   - An image is leased before it is mounted, and stays leased and mounted
 //     while a sandbox asks for it or any process on the node has it in its mount
 //     table. What nobody needs is let go.
+//   - An image that is on the node already is given only to pods of a namespace
+//     for which the store knows, or now proves, that it may have it.
 //   - There is no state on disk. What is leased is asked of the store, what is
 //     used of the kernel, which pods there are of the container runtime, whose
 //     list is given to Synchronize. Before that has happened once, and whenever

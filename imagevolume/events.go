@@ -186,18 +186,18 @@ func (m *Manager) adopt(p *pod, c Container) {
 	g := &given{containerID: c.ID}
 	for _, v := range volumes {
 		source := c.Mounts[v.MountPath]
-		id := m.mounts.Key(source)
-		if id == "" {
+		key := m.mounts.Key(source)
+		if key == "" {
 			continue
 		}
+		img := imageOf(key)
 		w := wantOf(v)
-		l := p.looks[w]
-		if l == nil {
-			l = &look{want: w, image: Image{ID: id}, adopt: true}
+		if p.looks[w] == nil {
+			l := &look{want: w, root: img.Root, namespace: p.Namespace, image: img, adopt: true}
 			p.looks[w] = l
 			m.again(l)
 		}
-		g.volumes = append(g.volumes, Given{Volume: v, From: Image{ID: id}, Mount: planMount(v, source)})
+		g.volumes = append(g.volumes, Given{Volume: v, From: img, Mount: planMount(v, source)})
 	}
 	if len(g.volumes) > 0 {
 		p.given[c.Name] = g

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/ocihold/ocihold/imagevolume"
 )
@@ -24,9 +25,47 @@ type fakeStore struct {
 	log      []string          // calls that change something
 	onLease  func(id string)   // called before a lease is taken, unlocked
 	reports  []imagevolume.Progress
+	unproven map[string]error // by image ID: why the registry gives no proof
+	permits  []string         // what was to be permitted, and whether by asking
 }
 
 var _ imagevolume.Store = (*fakeStore)(nil)
+
+func newFakeStore() *fakeStore {
+	return &fakeStore{
+		registry: map[string]string{"reg/a:1": id("a"), "reg/b:1": id("b"), "reg/c": id("c")},
+		present:  map[string]string{},
+		leased:   map[string]bool{},
+	}
+}
+
+// fakeStores has CRI-O's root and that of the handler vm, which can be away.
+type fakeStores struct {
+	crio, vm *fakeStore
+	vmAway   atomic.Bool
+}
+
+var _ imagevolume.Stores = (*fakeStores)(nil)
+
+func (s *fakeStores) Root(handler string) string {
+	if handler == "vm" {
+		return "vm"
+	}
+	return ""
+}
+
+func (s *fakeStores) Roots() []string { return []string{"", "vm"} }
+
+func (s *fakeStores) Store(root string) (imagevolume.Store, error) {
+	switch {
+	case root == "":
+		return s.crio, nil
+	case s.vmAway.Load():
+		return nil, errors.New("the root of vm is not mounted")
+	default:
+		return s.vm, nil
+	}
+}
 
 // id makes an image ID of a letter.
 func id(letter string) string { return strings.Repeat(letter, 64) }
@@ -79,6 +118,24 @@ func (s *fakeStore) Pull(ctx context.Context, ref string, progress func(imagevol
 	}
 	s.present[ref] = imageID
 	return imagevolume.Image{ID: imageID, Digest: "sha256:" + imageID}, nil
+}
+
+func (s *fakeStore) Permit(_ context.Context, imageID, namespace string, ask bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.permits = append(s.permits, fmt.Sprintf("%s for %s, ask %t", imageID[:1], namespace, ask))
+	err, unproven := s.unproven[imageID]
+	switch {
+	case !unproven:
+		return nil
+	case errors.Is(err, imagevolume.ErrNotPresent):
+		delete(s.present, "reg/a:1")
+		return err
+	case !ask:
+		return imagevolume.ErrNotPermitted
+	default:
+		return fmt.Errorf("%w: %w", imagevolume.ErrNotPermitted, err)
+	}
 }
 
 func (s *fakeStore) Lease(_ context.Context, imageID string) error {

@@ -2,8 +2,11 @@ package imagevolume
 
 import "context"
 
-// Image is an image in the store.
+// Image is an image in a root.
 type Image struct {
+	// Root names the root: a handler's name, or "" for CRI-O's own. A Store
+	// leaves it empty; the Manager knows which it asked.
+	Root string
 	// ID is the image ID: 64 hexadecimal digits.
 	ID string
 	// Digest is the digest of the manifest.
@@ -14,7 +17,20 @@ type Image struct {
 // in bytes.
 type Progress struct{ Done, Total int64 }
 
-// Store is where images are. Every method may wait for disks, locks of other
+// Stores are the roots of the node's runtime handlers.
+type Stores interface {
+	// Root names the root for pods of the runtime handler: "" is CRI-O's own,
+	// which every handler without a root of its own shares. It answers from
+	// memory.
+	Root(handler string) string
+	// Roots lists the names of all roots.
+	Roots() []string
+	// Store opens a root. It returns an error when the root is not there, as
+	// when its disk is not mounted; later it may be.
+	Store(root string) (Store, error)
+}
+
+// Store is a root of images. Every method may wait for disks, locks of other
 // programs and, for Pull, a registry; none is called by a Manager while
 // somebody waits for an answer.
 type Store interface {
@@ -24,6 +40,11 @@ type Store interface {
 	// Pull makes the image that the registry has under ref present. Pulls of
 	// one reference at a time share one transfer.
 	Pull(ctx context.Context, ref string, progress func(Progress)) (Image, error)
+	// Permit returns nil where it was proven that pods of the namespace may
+	// have the image. Where it was not, it asks the registry, if ask is set,
+	// and keeps a proof. It returns ErrNotPermitted or ErrNotPresent. What Pull
+	// returns needs no other proof.
+	Permit(ctx context.Context, imageID, namespace string, ask bool) error
 	// Lease keeps the image from being deleted, by any program. It is
 	// idempotent, and atomic against a deletion: ErrNotPresent or held.
 	Lease(ctx context.Context, imageID string) error

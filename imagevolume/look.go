@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/docker/go-units"
+	"github.com/sirupsen/logrus"
 
 	"github.com/ocihold/ocihold/imagevolume/request"
 )
@@ -25,15 +26,18 @@ func wantOf(v request.Volume) want { return want{ref: v.Image, policy: v.PullPol
 type look struct {
 	want
 
+	root      string // whose it is
+	namespace string // of the pod
+
 	running bool
 	unsure  bool // it is not known yet which image the store has for it
 	gone    bool // its pod is
 	adopt   bool // this round takes image.ID for what want names
 	cancel  context.CancelFunc
 
-	image     Image  // of the last good result
-	candidate string // image ID that this round may hold
-	err       error  // of the last result
+	image     Image // of the last good result
+	candidate Image // that this round may hold
+	err       error // of the last result
 	progress  Progress
 }
 
@@ -65,7 +69,7 @@ func (l *look) abandon() {
 
 // look begins to look for w.
 func (m *Manager) look(p *pod, w want) *look {
-	l := &look{want: w, unsure: true}
+	l := &look{want: w, root: m.stores.Root(p.Handler), namespace: p.Namespace, unsure: true}
 	p.looks[w] = l
 	m.again(l)
 	return l
@@ -117,9 +121,9 @@ func (m *Manager) run(ctx context.Context, l *look) {
 
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	l.running, l.unsure, l.cancel, l.candidate, l.adopt = false, false, nil, "", false
+	l.running, l.unsure, l.cancel, l.candidate, l.adopt = false, false, nil, Image{}, false
 	l.err = err
-	changed := err == nil && l.image.ID != img.ID
+	changed := err == nil && key(l.image) != key(img)
 	if err == nil {
 		l.image = img
 	}
@@ -132,40 +136,51 @@ func (m *Manager) run(ctx context.Context, l *look) {
 	case err != nil:
 		log.WithError(err).Warn("image volume is not to be had")
 	default:
-		log.WithField("image_id", img.ID).WithField("digest", img.Digest).Info("image volume is ready")
+		log.WithFields(logrus.Fields{"root": img.Root, "image_id": img.ID, "digest": img.Digest}).Info("image volume is ready")
 	}
 }
 
 // find makes the image present and holds it. Between the two another program
 // may delete it; then it is sought again, a few times.
 func (m *Manager) find(ctx context.Context, l *look) (Image, error) {
+	store, err := m.stores.Store(l.root)
+	if err != nil {
+		return Image{}, fmt.Errorf("pull %s: %w", l.ref, err)
+	}
 	var img Image
-	var err error
 	for range 3 {
-		if img, err = m.obtain(ctx, l); err != nil {
+		if img, err = m.obtain(ctx, l, store); err != nil {
 			return Image{}, err
 		}
-		if err = m.hold(ctx, l, img); !errors.Is(err, ErrNotPresent) {
+		img.Root = l.root
+		if err = m.hold(ctx, l, store, img); !errors.Is(err, ErrNotPresent) {
 			break
 		}
 	}
 	return img, err
 }
 
-func (m *Manager) obtain(ctx context.Context, l *look) (Image, error) {
+func (m *Manager) obtain(ctx context.Context, l *look, store Store) (Image, error) {
 	m.mu.Lock()
 	adopt, id := l.adopt, l.image.ID
 	l.adopt = false
 	m.mu.Unlock()
 	if adopt {
-		if img, err := m.store.Resolve(ctx, id); !errors.Is(err, ErrNotPresent) {
+		img, err := store.Resolve(ctx, id)
+		if err == nil {
+			err = m.permit(ctx, l, store, img)
+		}
+		if !errors.Is(err, ErrNotPresent) {
 			return img, err
 		}
 	}
-	img, err := m.store.Resolve(ctx, l.ref)
+	img, err := store.Resolve(ctx, l.ref)
 	m.mu.Lock()
-	l.unsure, l.candidate = false, img.ID
+	l.unsure, l.candidate = false, Image{Root: l.root, ID: img.ID}
 	m.mu.Unlock()
+	if err == nil && l.policy != request.Always {
+		err = m.permit(ctx, l, store, img)
+	}
 	if l.policy != request.Always && !errors.Is(err, ErrNotPresent) {
 		return img, err
 	}
@@ -173,29 +188,45 @@ func (m *Manager) obtain(ctx context.Context, l *look) (Image, error) {
 		return Image{}, fmt.Errorf("%w: image %s is not present on the node and pullPolicy is Never; "+
 			"pull it to the node or choose IfNotPresent", ErrPullPolicyNever, l.ref)
 	}
-	return m.store.Pull(ctx, l.ref, func(p Progress) {
+	return store.Pull(ctx, l.ref, func(p Progress) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		l.progress = p
 	})
 }
 
+// permit refuses an image that is there unless access to it was proven for the
+// pod's namespace: with pull policy Never before, else now at the latest.
+func (m *Manager) permit(ctx context.Context, l *look, store Store, img Image) error {
+	err := store.Permit(ctx, img.ID, l.namespace, l.policy != request.Never)
+	switch {
+	case !errors.Is(err, ErrNotPermitted):
+		return err
+	case l.policy == request.Never:
+		return fmt.Errorf("%w: image %s is present on the node, but for namespace %s %w, and pullPolicy is Never; "+
+			"run 'ocihold pull' for it, choose IfNotPresent, or set trust_present = true in [volumes]", ErrPullPolicyNever, l.ref, l.namespace, err)
+	default:
+		return fmt.Errorf("image %s is present on the node, but for namespace %s %w; "+
+			"give the node credentials for it or set trust_present = true in [volumes]", l.ref, l.namespace, err)
+	}
+}
+
 // hold leases the image and mounts it. It counts as needed from the first
 // moment, so that a settling under way cannot take it back.
-func (m *Manager) hold(ctx context.Context, l *look, img Image) error {
+func (m *Manager) hold(ctx context.Context, l *look, store Store, img Image) error {
 	m.mu.Lock()
-	l.candidate = img.ID
+	l.candidate = img
 	m.mu.Unlock()
 
 	m.doing.Lock()
 	defer m.doing.Unlock()
-	if err := m.store.Lease(ctx, img.ID); err != nil {
+	if err := store.Lease(ctx, img.ID); err != nil {
 		return fmt.Errorf("lease image %s: %w", l.ref, err)
 	}
 	if m.mounts.Mounted(key(img)) {
 		return nil
 	}
-	lowers, err := m.store.LowerDirs(ctx, img.ID)
+	lowers, err := store.LowerDirs(ctx, img.ID)
 	if err != nil {
 		return fmt.Errorf("find layers of image %s: %w", l.ref, err)
 	}

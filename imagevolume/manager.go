@@ -13,7 +13,9 @@ import (
 // Pod is a pod sandbox, as the container runtime tells of it.
 type Pod struct {
 	ID, Namespace, Name string
-	Annotations         map[string]string
+	// Handler is the runtime handler; "" is the default.
+	Handler     string
+	Annotations map[string]string
 }
 
 // Container is a container of a pod.
@@ -36,7 +38,7 @@ type Given struct {
 // Manager tracks pods, and the images that their volumes hold. Its methods may
 // be called at the same time; those that take no context answer at once.
 type Manager struct {
-	store  Store
+	stores Stores
 	mounts Mounts
 	log    logrus.FieldLogger
 
@@ -71,28 +73,30 @@ func newPod(info Pod) *pod {
 	return &pod{Pod: info, looks: map[want]*look{}, given: map[string]*given{}}
 }
 
-// need adds the ID of each image that the pod needs: true for one that it has,
+// need adds the key of each image that the pod needs: true for one that it has,
 // false for one that it may be about to have.
-func (p *pod) need(images map[string]bool) {
+func (p *pod) need(keys map[string]bool) {
 	for _, l := range p.looks {
-		if _, has := images[l.candidate]; !has && l.candidate != "" {
-			images[l.candidate] = false
+		if l.candidate.ID != "" {
+			if k := key(l.candidate); !keys[k] {
+				keys[k] = false
+			}
 		}
 		if l.image.ID != "" {
-			images[l.image.ID] = true
+			keys[key(l.image)] = true
 		}
 	}
 	for _, g := range p.given {
 		for _, v := range g.volumes {
-			images[v.From.ID] = true
+			keys[key(v.From)] = true
 		}
 	}
 }
 
 // New returns a Manager, which does nothing of its own before Run.
-func New(store Store, mounts Mounts, log logrus.FieldLogger) *Manager {
+func New(stores Stores, mounts Mounts, log logrus.FieldLogger) *Manager {
 	return &Manager{
-		store:   store,
+		stores:  stores,
 		mounts:  mounts,
 		log:     log,
 		starts:  make(chan struct{}, 1),

@@ -24,7 +24,8 @@ import (
 type world struct {
 	*imagevolume.Manager
 
-	store  *fakeStore
+	stores *fakeStores
+	store  *fakeStore // CRI-O's
 	mounts *fakeMounts
 }
 
@@ -35,16 +36,13 @@ func inWorld(t *testing.T, f func(t *testing.T, w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{
-			store: &fakeStore{
-				registry: map[string]string{"reg/a:1": id("a"), "reg/b:1": id("b"), "reg/c": id("c")},
-				present:  map[string]string{},
-				leased:   map[string]bool{},
-			},
+			stores: &fakeStores{crio: newFakeStore(), vm: newFakeStore()},
 			mounts: &fakeMounts{mounted: map[string]bool{}, used: map[string]bool{}},
 		}
+		w.store = w.stores.crio
 		log := logrus.New()
 		log.SetOutput(io.Discard)
-		w.Manager = imagevolume.New(w.store, w.mounts, log)
+		w.Manager = imagevolume.New(w.stores, w.mounts, log)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- w.Run(ctx) }()
@@ -131,6 +129,64 @@ func TestOneHoldForAll(t *testing.T) {
 	}))
 }
 
+func TestEachHandlerHasItsRoot(t *testing.T) {
+	inWorld(t, synchronized(func(t *testing.T, w *world) {
+		w.stores.vm.registry["reg/a:1"] = id("b") // as for another platform
+		onVM := pod("q", volumeA)
+		onVM.Handler = "vm"
+		w.RunPod(pod("p", volumeA))
+		w.RunPod(onVM)
+		w.wait()
+		given, err := w.CreateContainer(pod("p", volumeA), container("c"))
+		require.NoError(t, err)
+		assert.Equal(t, "/mounts/"+id("a"), given[0].Mount.Source)
+		given, err = w.CreateContainer(onVM, container("c"))
+		require.NoError(t, err)
+		assert.Equal(t, "/mounts/vm."+id("b"), given[0].Mount.Source)
+		assert.Equal(t, map[string]bool{id("a"): true}, w.store.leases())
+		assert.Equal(t, map[string]bool{id("b"): true}, w.stores.vm.leases())
+
+		w.RemovePod("p")
+		w.wait()
+		assert.Empty(t, w.store.leases())
+		assert.Equal(t, map[string]bool{id("b"): true}, w.stores.vm.leases())
+		assert.Equal(t, "vm", w.Volumes()[0].Handler)
+		w.RemovePod("q")
+		w.wait()
+		assert.Empty(t, w.stores.vm.leases())
+		assert.Empty(t, w.mounts.mounted)
+	}))
+}
+
+func TestRootThatIsAwayStopsOnlyItself(t *testing.T) {
+	inWorld(t, synchronized(func(t *testing.T, w *world) {
+		before, after := pod("before", volumeA), pod("after", volumeA)
+		before.Handler, after.Handler = "vm", "vm"
+		w.RunPod(before)
+		w.wait()
+		w.stores.vmAway.Store(true)
+		w.RunPod(after)
+		w.RunPod(pod("p", volumeA))
+		w.wait()
+		_, err := w.CreateContainer(after, container("c"))
+		require.EqualError(t, err, "image volume /a: pull reg/a:1: the root of vm is not mounted; will be tried again")
+		_, err = w.CreateContainer(pod("p", volumeA), container("c"))
+		require.NoError(t, err)
+
+		w.RemovePod("before")
+		w.RemovePod("p")
+		time.Sleep(time.Hour)
+		assert.Empty(t, w.store.leases(), "of the root that is there")
+		assert.NotEmpty(t, w.stores.vm.leases())
+		assert.True(t, w.mounts.Mounted("vm."+id("a")))
+		w.stores.vmAway.Store(false)
+		w.RemovePod("after")
+		time.Sleep(time.Hour)
+		assert.Empty(t, w.stores.vm.leases())
+		assert.False(t, w.mounts.Mounted("vm."+id("a")))
+	}))
+}
+
 func TestPullPolicies(t *testing.T) {
 	volume := func(policy string) string {
 		return fmt.Sprintf(`[{"image": "reg/a:1", "mountPath": "/a", "pullPolicy": %q}]`, policy)
@@ -164,6 +220,89 @@ func TestPullPolicies(t *testing.T) {
 		_, err = w.CreateContainer(always, container("c"))
 		require.NoError(t, err)
 	}))
+}
+
+func TestPresentImageNeedsProof(t *testing.T) {
+	for _, tc := range []struct {
+		policy  string
+		proof   error // why the registry gives none
+		proven  bool
+		permits []string
+		refusal []string
+		pulled  bool
+	}{
+		{policy: "IfNotPresent", proven: true, permits: []string{"a for ns, ask true"}},
+		{policy: "Never", proven: true, permits: []string{"a for ns, ask false"}},
+		{policy: "Always", proof: errors.New("401"), pulled: true},
+		{
+			policy: "IfNotPresent", proof: errors.New("401"), permits: []string{"a for ns, ask true"},
+			refusal: []string{"reg/a:1 is present", "namespace ns", "401", "trust_present", "will be tried again"},
+		},
+		{
+			policy: "Never", proof: errors.New("401"), permits: []string{"a for ns, ask false"},
+			refusal: []string{"ErrImageNeverPull", "reg/a:1 is present", "namespace ns", "trust_present", "will be tried again"},
+		},
+		{policy: "IfNotPresent", proof: imagevolume.ErrNotPresent, permits: []string{"a for ns, ask true"}, pulled: true},
+		{
+			policy: "Never", proof: imagevolume.ErrNotPresent, permits: []string{"a for ns, ask false"},
+			refusal: []string{"is not present on the node and pullPolicy is Never"},
+		},
+	} {
+		t.Run(fmt.Sprintf("%s, proven %t: %v", tc.policy, tc.proven, tc.proof), func(t *testing.T) {
+			inWorld(t, synchronized(func(t *testing.T, w *world) {
+				w.store.set(func() {
+					w.store.present["reg/a:1"] = id("a")
+					if !tc.proven {
+						w.store.unproven = map[string]error{id("a"): tc.proof}
+					}
+				})
+				p := pod("p", fmt.Sprintf(`[{"image": "reg/a:1", "mountPath": "/a", "pullPolicy": %q}]`, tc.policy))
+				w.RunPod(p)
+				w.wait()
+				assert.Equal(t, tc.permits, w.store.permits)
+				_, err := w.CreateContainer(p, container("c"))
+				if tc.refusal == nil {
+					require.NoError(t, err)
+				}
+				for _, text := range tc.refusal {
+					require.ErrorContains(t, err, text)
+				}
+				w.wait()
+				assert.Equal(t, tc.refusal == nil, w.store.leases()[id("a")])
+				assert.Equal(t, tc.refusal == nil, w.mounts.Mounted(id("a")))
+				assert.Equal(t, tc.pulled, slices.Contains(w.store.calls(), "pull reg/a:1"))
+
+				if tc.refusal == nil {
+					return
+				}
+				w.store.set(func() { w.store.present["reg/a:1"], w.store.unproven = id("a"), nil })
+				_, err = w.CreateContainer(p, container("c"))
+				require.Error(t, err, "the last answer; it is looked at again")
+				w.wait()
+				_, err = w.CreateContainer(p, container("c"))
+				require.NoError(t, err, "proven by now")
+			}))
+		})
+	}
+}
+
+func TestRestartedContainerNeedsProof(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		w.store.set(func() {
+			w.store.present["reg/a:1"] = id("a")
+			w.store.leased[id("a")] = true
+			w.store.unproven = map[string]error{id("a"): errors.New("401")}
+		})
+		w.mounts.set(func() { w.mounts.mounted[id("a")], w.mounts.used[id("a")] = true, true })
+		p := pod("p", volumeA)
+		running := imagevolume.Container{ID: "1", Name: "c", Mounts: map[string]string{"/a": "/mounts/" + id("a")}}
+		w.Synchronize([]imagevolume.Pod{p}, map[string][]imagevolume.Container{"p": {running}})
+		time.Sleep(2 * time.Minute)
+		assert.True(t, w.store.leases()[id("a")], "what runs keeps it")
+		assert.True(t, w.mounts.Mounted(id("a")))
+		_, err := w.CreateContainer(p, container("other"))
+		require.ErrorIs(t, err, imagevolume.ErrNotPermitted)
+	})
 }
 
 func TestAlwaysLooksAgainWhenAContainerEnds(t *testing.T) {

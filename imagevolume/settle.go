@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"maps"
 	"time"
+
+	"github.com/sirupsen/logrus"
 )
 
 const (
@@ -61,10 +63,7 @@ func (m *Manager) settle(ctx context.Context) (waiting bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("read which volumes are in use: %w", err)
 	}
-	leased, err := m.store.Leases(ctx)
-	if err != nil {
-		return false, fmt.Errorf("list leases: %w", err)
-	}
+	leased, errs := m.leased(ctx)
 	mounted, err := m.mounts.Keys()
 	if err != nil {
 		return false, err
@@ -72,34 +71,55 @@ func (m *Manager) settle(ctx context.Context) (waiting bool, err error) {
 
 	held := map[string]bool{}
 	maps.Copy(held, leased)
-	for _, id := range mounted {
-		held[id] = true
+	for _, k := range mounted {
+		held[k] = true
 	}
-	var errs []error
-	for id := range held {
-		_, isNeeded := needed[id]
+	for k := range held {
+		_, isNeeded := needed[k]
 		switch {
 		case isNeeded:
-		case used[id]:
+		case used[k]:
 			waiting = true
 		default:
-			errs = append(errs, m.letGo(ctx, id))
+			errs = append(errs, m.letGo(ctx, imageOf(k)))
 		}
 	}
-	for id, has := range needed {
+	for k, has := range needed {
 		if has {
-			used[id] = true
+			used[k] = true
 		}
 	}
-	for id := range used {
-		if !leased[id] {
-			errs = append(errs, m.leaseAgain(ctx, id))
+	for k := range used {
+		if !leased[k] {
+			errs = append(errs, m.leaseAgain(ctx, imageOf(k)))
 		}
 	}
 	return waiting, errors.Join(errs...)
 }
 
-// needed returns the IDs of the images that pods need, as pod.need has them, and
+// leased returns what is leased in all roots, whole or not, by key. A root that
+// is not there, or cannot be read, is an error and does not hide the others.
+func (m *Manager) leased(ctx context.Context) (leased map[string]bool, errs []error) {
+	leased = map[string]bool{}
+	for _, root := range m.stores.Roots() {
+		store, err := m.stores.Store(root)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		whole, err := store.Leases(ctx)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("list leases: %w", err))
+			continue
+		}
+		for id, isWhole := range whole {
+			leased[key(Image{Root: root, ID: id})] = isWhole
+		}
+	}
+	return leased, errs
+}
+
+// needed returns the keys of the images that pods need, as pod.need has them, and
 // whether the pods and these images are known.
 func (m *Manager) needed() (map[string]bool, bool) {
 	m.mu.Lock()
@@ -114,21 +134,33 @@ func (m *Manager) needed() (map[string]bool, bool) {
 	return needed, known
 }
 
-func (m *Manager) letGo(ctx context.Context, id string) error {
-	if err := m.mounts.Release(id); err != nil {
+func (m *Manager) letGo(ctx context.Context, img Image) error {
+	store, err := m.stores.Store(img.Root)
+	if err != nil {
+		return fmt.Errorf("release image %s: %w", img.ID, err) // when the root is back
+	}
+	if err := m.mounts.Release(key(img)); err != nil {
 		return err // still mounted, so still leased
 	}
-	if err := m.store.Release(ctx, id); err != nil {
-		return fmt.Errorf("release image %s: %w", id, err)
+	if err := store.Release(ctx, img.ID); err != nil {
+		return fmt.Errorf("release image %s: %w", img.ID, err)
 	}
-	m.log.WithField("image_id", id).Info("image volume is let go")
+	m.logOf(img).Info("image volume is let go")
 	return nil
 }
 
-func (m *Manager) leaseAgain(ctx context.Context, id string) error {
-	if err := m.store.Lease(ctx, id); err != nil {
-		return fmt.Errorf("lease image %s, which is in use, again: %w", id, err)
+func (m *Manager) leaseAgain(ctx context.Context, img Image) error {
+	store, err := m.stores.Store(img.Root)
+	if err == nil {
+		err = store.Lease(ctx, img.ID)
 	}
-	m.log.WithField("image_id", id).Warn("lease of an image in use was gone; it is taken again")
+	if err != nil {
+		return fmt.Errorf("lease image %s, which is in use, again: %w", img.ID, err)
+	}
+	m.logOf(img).Warn("lease of an image in use was gone; it is taken again")
 	return nil
+}
+
+func (m *Manager) logOf(img Image) logrus.FieldLogger {
+	return m.log.WithFields(logrus.Fields{"root": img.Root, "image_id": img.ID})
 }

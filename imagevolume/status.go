@@ -15,6 +15,8 @@ type Status struct {
 	ImageID   string `json:"imageID"`
 	Digest    string `json:"digest"`
 	HostPath  string `json:"hostPath"`
+	// Handler is that of the root the image is in; "" is CRI-O's own.
+	Handler string `json:"handler,omitempty"`
 }
 
 // Volumes lists the volumes given to containers, in the order of their names.
@@ -25,12 +27,13 @@ func (m *Manager) Volumes() []Status {
 	for _, p := range m.pods {
 		for name, g := range p.given {
 			for _, v := range g.volumes {
-				if l := p.looks[wantOf(v.Volume)]; l != nil && l.image.ID == v.From.ID {
+				if l := p.looks[wantOf(v.Volume)]; l != nil && key(l.image) == key(v.From) {
 					v.From = l.image // knows the digest of one taken over, too
 				}
 				all = append(all, Status{
 					Namespace: p.Namespace, Pod: p.Name, Container: name, MountPath: v.MountPath,
 					Image: v.Image, ImageID: v.From.ID, Digest: v.From.Digest, HostPath: v.Mount.Source,
+					Handler: v.From.Root,
 				})
 			}
 		}

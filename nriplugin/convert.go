@@ -12,7 +12,7 @@ import (
 
 func podOf(pod *api.PodSandbox) imagevolume.Pod {
 	return imagevolume.Pod{
-		ID: pod.GetId(), Namespace: pod.GetNamespace(), Name: pod.GetName(),
+		ID: pod.GetId(), Namespace: pod.GetNamespace(), Name: pod.GetName(), Handler: pod.GetRuntimeHandler(),
 		Annotations: pod.GetAnnotations(),
 	}
 }

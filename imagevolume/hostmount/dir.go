@@ -23,7 +23,7 @@ const (
 	emptyDir = "empty"
 )
 
-var validKey = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{0,127}$`)
+var validKey = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._-]{0,191}$`)
 
 // Dir is a directory of shared host mounts.
 type Dir struct {

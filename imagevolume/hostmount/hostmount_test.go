@@ -108,7 +108,7 @@ func TestEnsureLeavesNothingOnError(t *testing.T) {
 			assert.NoDirExists(t, dir.Path("k"))
 		})
 	}
-	for _, key := range []string{"", ".", "..", "a/b", ".empty", "A"} {
+	for _, key := range []string{"", ".", "..", "a/b", ".empty"} {
 		require.Error(t, dir.Ensure(key, lowers), "key %q", key)
 		assert.Empty(t, dir.Key(dir.Path(key)))
 	}
