@@ -1,0 +1,44 @@
+package imageservice
+
+import (
+	"context"
+	"fmt"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// users asks CRI-O for its containers, at the other end of conn, and returns what tells, without asking again, which of
+// them use an image: as their root file system or as an image volume. It returns an error where CRI-O does not answer.
+func users(ctx context.Context, conn *grpc.ClientConn) (func(imageID string) ([]string, error), error) {
+	runtime := cri.NewRuntimeServiceClient(conn)
+	list, err := runtime.ListContainers(ctx, &cri.ListContainersRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("ask who uses it: %w", fromCRIO(conn, err))
+	}
+	found := make(map[string][]string)
+	for _, c := range list.GetContainers() {
+		used := map[string]struct{}{c.GetImageId(): {}, c.GetImageRef(): {}, c.GetImage().GetImage(): {}}
+		// CRI-O lists no volumes.
+		detail, err := runtime.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: c.GetId()})
+		switch {
+		case status.Code(err) == codes.NotFound:
+			continue // removed meanwhile
+		case err != nil:
+			return nil, fmt.Errorf("ask what container %s uses: %w", c.GetId(), fromCRIO(conn, err))
+		}
+		for _, m := range detail.GetStatus().GetMounts() {
+			used[m.GetImage().GetImage()] = struct{}{}
+		}
+		who := fmt.Sprintf("container %s (%s/%s/%s)", c.GetId(), c.GetLabels()["io.kubernetes.pod.namespace"],
+			c.GetLabels()["io.kubernetes.pod.name"], c.GetMetadata().GetName())
+		for image := range used {
+			if image != "" {
+				found[image] = append(found[image], who)
+			}
+		}
+	}
+	return func(imageID string) ([]string, error) { return found[imageID], nil }, nil
+}
