@@ -15,7 +15,7 @@ refused() {
 		echo "this should have been refused" >&2
 		return 1
 	fi
-	grep -oE '(image used by|Image used by|image is in use|rpc error).*' "$dir/refused" | tail -n 1
+	grep -oE '(image used by|image is in use|rpc error).*' "$dir/refused" | tail -n 1
 }
 node() { "$dir/node" "$@" --dir "$dir/n"; }
 finish() {
@@ -101,12 +101,15 @@ say "Without ocihold, a container with the annotation does not start"
 node kill ocihold
 sed 's/"server"/"server", "attempt": 1/' "$dir/container.json" >"$dir/second.json"
 printf '$ crictl create ... && crictl start ...\n'
+ours=$IMAGE_SERVICE_ENDPOINT
+export IMAGE_SERVICE_ENDPOINT=$CONTAINER_RUNTIME_ENDPOINT # crictl asks both
 if second=$(crictl create "$pod" "$dir/second.json" "$dir/pod.json" 2>"$dir/refused") && crictl start "$second" 2>"$dir/refused"; then
 	echo "this should have been refused" >&2
 	exit 1
 fi
 grep -oE 'image volume /models of container.*' "$dir/refused" | head -n 1
 node start ocihold
+export IMAGE_SERVICE_ENDPOINT=$ours
 show crictl exec "$container" cat /models/README
 
 say "The pod goes, and the image is let go"

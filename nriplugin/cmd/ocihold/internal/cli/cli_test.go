@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/registry"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.podman.io/storage/pkg/reexec"
@@ -50,6 +51,8 @@ guard = "DIR/guard"
 root = "DIR/root"
 runroot = "DIR/runroot"
 storage_driver = "overlay"
+[crio.api]
+listen = "DIR/crio.sock"
 [crio.image]
 signature_policy = "DIR/policy.json"
 [crio.runtime]
@@ -106,7 +109,7 @@ func TestPullAndImages(t *testing.T) {
 
 	out, _, err = h.run(t, "images")
 	require.NoError(t, err)
-	assert.Equal(t, []string{"IMAGE", "IMAGE", "ID", "SIZE", "LEASED"}, strings.Fields(strings.Split(out, "\n")[0]))
+	assert.Equal(t, []string{"IMAGE", "IMAGE", "ID", "HANDLER", "SIZE", "LEASED"}, strings.Fields(strings.Split(out, "\n")[0]))
 	assert.Contains(t, out, ref)
 	assert.Contains(t, out, want.Hex[:12])
 
@@ -126,6 +129,14 @@ func TestPullAndImages(t *testing.T) {
 
 	_, _, err = h.run(t, "pull", ref+"-missing")
 	require.ErrorContains(t, err, ref+"-missing")
+
+	_, _, err = h.run(t, "pull", "--handler", "kata", ref)
+	require.ErrorContains(t, err, `"kata" is not known: there are crun, default`)
+	_, _, err = h.run(t, "rmi", ref)
+	require.ErrorContains(t, err, "CRI-O does not answer at unix://"+h.path("crio.sock"))
+	out, _, err = h.run(t, "images")
+	require.NoError(t, err)
+	assert.Contains(t, out, ref, "nothing is removed")
 }
 
 func TestConfigForCRIO(t *testing.T) {
@@ -139,6 +150,58 @@ func TestConfigForCRIO(t *testing.T) {
 	require.NoError(t, err)
 	assert.Contains(t, out, fmt.Sprintf("%q", h.path("guard")))
 	assert.Contains(t, out, fmt.Sprintf("%q", h.path("run/mounts")))
+}
+
+// TestInstall sets up a host whose CRI-O does not run.
+func TestInstall(t *testing.T) {
+	require.Zero(t, os.Getuid(), "containers/storage needs root")
+	h := newHost(t)
+	h.write(t, "guard", "#!/bin/sh\n")
+	h.write(t, "ocihold.toml.d/10.toml", "[handlers.vm]\nroot = \"DIR/roots/vm\"\n")
+	require.NoError(t, os.MkdirAll(h.path("crio.conf.d"), 0o755))
+	rendered, _, err := h.run(t, "config", "crio")
+	require.NoError(t, err)
+	assert.Contains(t, rendered, fmt.Sprintf("storage_option = [\"overlay.imagestore=%s\"]\n", h.path("roots/vm")))
+	assert.NoDirExists(t, h.path("roots"), "printing changes nothing")
+
+	out, _, err := h.run(t, "config", "crio", "--write")
+	require.NoError(t, err)
+	assert.Equal(t, "Wrote "+h.path("crio.conf.d/99-ocihold.conf")+".\nCRI-O does not answer. Start it, then ocihold: systemctl start crio ocihold\n", out)
+	text, err := os.ReadFile(h.path("crio.conf.d/99-ocihold.conf"))
+	require.NoError(t, err)
+	assert.Equal(t, rendered, string(text))
+	assert.FileExists(t, h.path("roots/vm/.ocihold-root"))
+	files, err := os.ReadDir(h.path("crio.conf.d"))
+	require.NoError(t, err)
+	assert.Len(t, files, 1)
+	out, _, err = h.run(t, "config", "hook", "--write")
+	require.NoError(t, err)
+	assert.Contains(t, out, "Wrote "+h.path("hooks/ocihold.json"))
+
+	out, _, err = h.run(t, "check", "-o", "json", "--kubelet-config", h.path("absent"))
+	require.EqualError(t, err, "the node is not set up: 3 failed")
+	var findings []struct{ Check, Result, Detail, Fix string }
+	require.NoError(t, json.Unmarshal([]byte(out), &findings))
+	results := map[string]string{}
+	for _, f := range findings {
+		results[f.Check] = f.Result
+		if f.Result == "failed" {
+			assert.NotEmpty(t, f.Fix, f.Check)
+		}
+	}
+	assert.Equal(t, map[string]string{
+		"handlers": "ok", "drop-in": "ok", "misplaced files": "ok", "CRI-O": "failed", "root of vm": "ok", "hook": "ok",
+		"daemon": "failed", "image service": "failed", "kubelet": "warning", "images": "ok",
+	}, results)
+
+	// Nothing needs the root, so it can be taken out, and its disk may be gone.
+	h.write(t, "ocihold.toml.d/10.toml", "")
+	require.NoError(t, os.RemoveAll(h.path("roots")))
+	_, _, err = h.run(t, "config", "crio", "--write")
+	require.NoError(t, err)
+	text, err = os.ReadFile(h.path("crio.conf.d/99-ocihold.conf"))
+	require.NoError(t, err)
+	assert.NotContains(t, string(text), "imagestore")
 }
 
 func TestBadCommandLines(t *testing.T) {
@@ -185,10 +248,10 @@ func TestRunRefuses(t *testing.T) {
 		}, "install ocihold-guard there"},
 		"no hook file": {func(t *testing.T, h host) {
 			require.NoError(t, os.Remove(h.path("hooks/ocihold.json")))
-		}, "run 'ocihold config hook > "},
+		}, "run 'ocihold config hook --write'"},
 		"hook file of another time": {func(t *testing.T, h host) {
 			h.write(t, "hooks/ocihold.json", "{}")
-		}, "run 'ocihold config hook > "},
+		}, "run 'ocihold config hook --write'"},
 		"unsupported driver": {func(t *testing.T, h host) {
 			h.write(t, "crio.conf.d/10.conf", "[crio]\nstorage_driver = \"vfs\"\n")
 		}, `storage driver "vfs"`},
@@ -203,4 +266,46 @@ func TestRunRefuses(t *testing.T) {
 			assert.NotContains(t, string(mounts), h.dir, "nothing is left")
 		})
 	}
+}
+
+func TestImport(t *testing.T) {
+	require.Zero(t, os.Getuid(), "containers/storage needs root")
+	image, err := random.Image(1000, 2)
+	require.NoError(t, err)
+	want, err := image.ConfigName()
+	require.NoError(t, err)
+	tag, err := name.NewTag("reg.example/a/b:1")
+	require.NoError(t, err)
+	h := newHost(t)
+	require.NoError(t, tarball.WriteToFile(h.path("image.tar"), tag, image))
+
+	t.Chdir(h.dir)
+	for _, from := range []string{"image.tar", "docker-archive:image.tar", h.path("image.tar")} {
+		out, _, err := h.run(t, "import", from)
+		require.NoError(t, err, from)
+		assert.Equal(t, want.Hex+"\n", out)
+	}
+	out, progress, err := h.run(t, "import", "--name", "reg.example/new", "-o", "json", "image.tar")
+	require.NoError(t, err)
+	assert.Contains(t, out, `"reg.example/new:latest"`)
+	assert.Contains(t, progress, "image.tar: 100% of ")
+
+	_, _, err = h.run(t, "import", "oci-archive:image.tar")
+	require.ErrorContains(t, err, "import oci-archive:"+h.path("image.tar"))
+	_, _, err = h.run(t, "import", "--handler", "kata", "image.tar")
+	require.ErrorContains(t, err, `"kata" is not known: there are crun, default`)
+}
+
+func TestTemporaryDirectoryIsThatOfCRIO(t *testing.T) {
+	h := newHost(t)
+	_, _, err := h.run(t, "images")
+	require.NoError(t, err)
+	assert.DirExists(t, h.path("state/commands"))
+
+	h = newHost(t)
+	h.write(t, "crio.conf.d/10-big", "[crio.image]\nbig_files_temporary_dir = \"DIR/big\"\n")
+	_, _, err = h.run(t, "images")
+	require.NoError(t, err)
+	assert.DirExists(t, h.path("big/ocihold/commands"))
+	assert.NoDirExists(t, h.path("state/commands"))
 }

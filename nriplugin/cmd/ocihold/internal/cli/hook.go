@@ -39,5 +39,10 @@ func checkHook(config conf.Config, crio *conf.CRIO) error {
 		}
 	}
 	return fmt.Errorf("none of CRI-O's hooks_dir %q has the current hook file, without which containers could start without "+
-		"their volumes: run 'ocihold config hook > %s'", crio.HooksDir, filepath.Join(conf.HookDir(config, crio), "ocihold.json"))
+		"their volumes: run 'ocihold config hook --write'", crio.HooksDir)
+}
+
+// hookFile is where the hook file belongs.
+func hookFile(config conf.Config, crio *conf.CRIO) string {
+	return filepath.Join(conf.HookDir(config, crio), "ocihold.json")
 }

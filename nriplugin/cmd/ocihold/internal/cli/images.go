@@ -15,8 +15,9 @@ import (
 func (a *app) imagesCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "images",
-		Short: "List the images in CRI-O's root",
-		Long: "List the images in CRI-O's root. LEASED says that the image is held for a volume and cannot be removed.\n" +
+		Short: "List the images in CRI-O's root and the handlers' roots",
+		Long: "List the images in CRI-O's root and the handlers' roots. HANDLER names the handlers whose root has the image;\n" +
+			"'default' is CRI-O's own. LEASED says that the image is held for a volume and cannot be removed.\n" +
 			"Works without the daemon, too.",
 		Args: cobra.NoArgs,
 	}
@@ -31,7 +32,7 @@ func (a *app) imagesCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			slices.SortFunc(list.Images, func(x, y storage.Image) int {
+			slices.SortFunc(list.Images, func(x, y storage.ImageAt) int {
 				return cmp.Or(slices.Compare(x.Names, y.Names), cmp.Compare(x.ID, y.ID))
 			})
 			if *output == "json" {
@@ -40,10 +41,10 @@ func (a *app) imagesCommand() *cobra.Command {
 			for _, fault := range list.Faults {
 				fmt.Fprintln(a.err, "ocihold:", fault)
 			}
-			rows := [][]string{{"IMAGE", "IMAGE ID", "SIZE", "LEASED"}}
+			rows := [][]string{{"IMAGE", "IMAGE ID", "HANDLER", "SIZE", "LEASED"}}
 			for _, image := range list.Images {
 				rows = append(rows, []string{
-					cmp.Or(strings.Join(image.Names, ", "), "<none>"), short(image.ID),
+					cmp.Or(strings.Join(image.Names, ", "), "<none>"), short(image.ID), strings.Join(image.Handlers, ", "),
 					units.HumanSize(float64(image.Size)), fmt.Sprint(image.Leased),
 				})
 			}

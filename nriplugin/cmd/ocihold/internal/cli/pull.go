@@ -17,33 +17,46 @@ import (
 func (a *app) pullCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pull IMAGE",
-		Short: "Pull an image into CRI-O's root",
-		Long: "Pull an image into CRI-O's root, with the registries, credentials and signature policy that CRI-O is configured\n" +
-			"with. Prints the image ID; progress goes to standard error, as a bar on a terminal and as lines elsewhere.\n" +
+		Short: "Pull an image into a handler's root",
+		Long: "Pull an image into the root of a runtime handler and for its platform, with the registries, credentials and\n" +
+			"signature policy that CRI-O is configured with, or the handler, where it has its own. Without --handler it is the\n" +
+			"handler that a route gives for the image, or CRI-O's own root. Prints the image ID; progress goes to standard error, as a bar on a terminal and as lines elsewhere.\n" +
 			"Works without the daemon, too.",
 		Args: cobra.ExactArgs(1),
 	}
 	output := outputFlag(cmd)
+	handler := handlerFlag(cmd, "pull for this runtime handler")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		config, crio, err := a.loadCRIO(cmd)
 		if err != nil {
 			return err
 		}
 		return a.ask(cmd.Context(), config, crio, func(store imageStore) error {
-			show, done := showProgress(a.err, args[0])
-			image, err := store.Pull(cmd.Context(), args[0], show)
-			done(err == nil)
-			if err != nil {
-				return err
-			}
-			if *output == "json" {
-				return writeJSON(a.out, image)
-			}
-			fmt.Fprintln(a.out, image.ID)
-			return nil
+			return a.follow(args[0], *output, func(show func(storage.Progress)) (storage.Image, error) {
+				return store.Pull(cmd.Context(), *handler, args[0], show)
+			})
 		})
 	}
 	return cmd
+}
+
+// follow shows the progress of what brings an image, and prints the image.
+func (a *app) follow(what string, output format, bring func(show func(storage.Progress)) (storage.Image, error)) error {
+	show, done := showProgress(a.err, what)
+	image, err := bring(show)
+	done(err == nil)
+	if err != nil {
+		return err
+	}
+	if output == "json" {
+		return writeJSON(a.out, image)
+	}
+	fmt.Fprintln(a.out, image.ID)
+	return nil
+}
+
+func handlerFlag(cmd *cobra.Command, usage string) *string {
+	return cmd.Flags().String("handler", "", usage)
 }
 
 // showProgress returns what shows a pull's progress on w, and what ends it.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	sddaemon "github.com/coreos/go-systemd/v22/daemon"
 	"github.com/sirupsen/logrus"
@@ -18,13 +19,16 @@ import (
 	"github.com/ocihold/ocihold/imagevolume/hostmount"
 	"github.com/ocihold/ocihold/nriplugin"
 	"github.com/ocihold/ocihold/nriplugin/cmd/ocihold/internal/control"
+	"github.com/ocihold/ocihold/storage"
+	"github.com/ocihold/ocihold/storage/imageservice"
 )
 
 func (a *app) runCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "run",
 		Short: "Run the daemon",
-		Long: "Run the daemon: registers with CRI-O as an NRI plugin and gives containers the image volumes that pods ask for.\n" +
+		Long: "Run the daemon: serves CRI's ImageService, which keeps the images of each runtime handler in the handler's root, and\n" +
+			"registers with CRI-O as an NRI plugin that gives containers the image volumes that pods ask for.\n" +
 			"On SIGTERM it ends and leaves mounts and leases to running containers; started again, it takes them over.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -54,6 +58,10 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, log *logrus.L
 	if err := checkHook(config, crio); err != nil {
 		return err
 	}
+	if crio.InternalRepair && len(config.Roots()) > 0 {
+		return errors.New("CRI-O's internal_repair is on: a CRI-O that is killed would wipe its storage once a container runs from a " +
+			"handler's root: install what 'ocihold config crio' prints, and restart CRI-O")
+	}
 	if crio.InternalRepair {
 		log.Warn("CRI-O's internal_repair is on and may delete what keeps an image in use: install what 'ocihold config crio' prints")
 	}
@@ -71,13 +79,20 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, log *logrus.L
 		return fmt.Errorf("prepare host mounts: %w", err)
 	}
 	defer func() { err = errors.Join(err, mounts.Close()) }()
-	root, err := openRoot(config, crio, true, log)
+	store, err := openStore(config, crio, true, log)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, root.Close()) }()
+	defer func() { err = errors.Join(err, store.Close()) }()
+	if err := store.roots.RemoveHalf(ctx); err != nil {
+		log.WithError(err).Warn("images that a killed pull left half recorded are not removed")
+	}
+	root, err := store.roots.Handler(imageservice.DefaultRoot)
+	if err != nil {
+		return err
+	}
 
-	manager := imagevolume.New(volumeStore{root}, mounts, log)
+	manager := imagevolume.New(volumeStores{store.roots, config.Volumes.TrustPresent}, mounts, log)
 	socket := config.NRI.Socket
 	if socket == "" {
 		socket = crio.NRI.Listen
@@ -89,18 +104,52 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, log *logrus.L
 	if err != nil {
 		return err
 	}
+	images, err := control.Listen(config.ImageSocket())
+	if err != nil {
+		return errors.Join(err, listener.Close())
+	}
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return manager.Run(ctx) })
 	group.Go(func() error { return plugin.Run(ctx) })
 	group.Go(func() error {
-		return control.Serve(ctx, listener, &daemon{localStore{root}, manager, plugin}, log)
+		return control.Serve(ctx, listener, &daemon{store, manager, plugin}, log)
 	})
+	group.Go(func() error { return store.service.Serve(ctx, images) })
+	if len(config.Roots()) > 0 {
+		group.Go(func() error { return sweepRoots(ctx, store.roots, log) })
+	}
+	if config.Handlers[conf.DefaultHandler].Pull != conf.PullCRIO {
+		group.Go(func() error { return keepPauseImage(ctx, root, crio, log) })
+	}
 	if _, err := sddaemon.SdNotify(false, sddaemon.SdNotifyReady); err != nil {
 		log.WithError(err).Warn("the service manager was not told")
 	}
 	log.WithField("version", version()).Info("ocihold runs")
 	return group.Wait()
+}
+
+// pauseRetry is how long it takes to the next try to pull the pause image.
+const pauseRetry = 30 * time.Second
+
+// keepPauseImage pulls the pause image into CRI-O's root before CRI-O needs it:
+// CRI-O's own pull might lean on layers in handlers' roots.
+func keepPauseImage(ctx context.Context, root *storage.Root, crio *conf.CRIO, log logrus.FieldLogger) error {
+	for ctx.Err() == nil {
+		_, err := root.Resolve(ctx, crio.PauseImage)
+		if errors.Is(err, storage.ErrNotFound) {
+			_, err = root.Pull(ctx, crio.PauseImage, storage.PullOptions{AuthFile: crio.PauseImageAuthFile})
+		}
+		if err == nil {
+			break
+		}
+		log.WithError(err).Warn("the pause image is not there")
+		select {
+		case <-ctx.Done():
+		case <-time.After(pauseRetry):
+		}
+	}
+	return nil
 }
 
 // lockRunDir makes this the only daemon of its run directory. The lock ends

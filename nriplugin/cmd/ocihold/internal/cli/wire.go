@@ -1,55 +1,167 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 
 	"github.com/sirupsen/logrus"
+	"google.golang.org/grpc"
 
 	"github.com/ocihold/ocihold/conf"
 	"github.com/ocihold/ocihold/imagevolume"
 	"github.com/ocihold/ocihold/nriplugin/cmd/ocihold/internal/control"
+	crioclient "github.com/ocihold/ocihold/nriplugin/cmd/ocihold/internal/crio"
 	"github.com/ocihold/ocihold/storage"
+	"github.com/ocihold/ocihold/storage/imageservice"
 )
-
-// defaultHandler is the handler whose root is CRI-O's own.
-const defaultHandler = "default"
 
 func controlSocket(config conf.Config) string { return filepath.Join(config.RunDir, "ocihold.sock") }
 
-// openRoot opens CRI-O's own root, as CRI-O is configured. The daemon clears
-// what a killed one left of its downloads; commands without a daemon have a
-// directory apart.
-func openRoot(config conf.Config, crio *conf.CRIO, daemon bool, log logrus.FieldLogger) (*storage.Root, error) {
+// openRoots opens CRI-O's own root and those of handlers, as CRI-O and Ocihold
+// are configured. The daemon clears what a killed one left of its downloads;
+// commands without a daemon have a directory apart.
+func openRoots(config conf.Config, crio *conf.CRIO, daemon bool, log logrus.FieldLogger) (*storage.Roots, error) {
+	if err := config.ValidateHandlers(crio); err != nil {
+		return nil, fmt.Errorf("check handlers against CRI-O's configuration: %w", err)
+	}
+	// CRI-O's directory is for others, too: ours is below it.
+	temporary := config.StateDir
+	if crio.BigFilesTemporaryDir != "" {
+		temporary = filepath.Join(crio.BigFilesTemporaryDir, "ocihold")
+	}
 	downloads := "commands"
 	if daemon {
 		downloads = "downloads"
 	}
-	root, err := storage.Open(storage.Options{
-		Name:               defaultHandler,
+	base := storage.Options{
+		Name:               imageservice.DefaultRoot,
 		GraphRoot:          crio.Root,
 		RunRoot:            crio.RunRoot,
 		ImageStore:         crio.ImageStore,
 		Driver:             crio.Driver,
 		DriverOptions:      crio.StorageOptions,
-		TempDir:            filepath.Join(config.StateDir, downloads),
+		PullConcurrency:    config.Handlers[conf.DefaultHandler].PullConcurrency,
+		TempDir:            filepath.Join(temporary, downloads),
 		ClearTemp:          daemon,
 		BlobInfoCacheDir:   filepath.Join(config.StateDir, "cache"),
 		SignaturePolicy:    crio.SignaturePolicy,
 		AuthFile:           crio.GlobalAuthFile,
 		InsecureRegistries: crio.InsecureRegistries,
 		Log:                log,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("open CRI-O's storage: %w", err)
 	}
-	return root, nil
+	var handlers []storage.Options
+	for _, h := range config.Roots() {
+		handlers = append(handlers, handlerOptions(base, h))
+	}
+	roots, err := storage.OpenRoots(base, handlers)
+	if err != nil {
+		return nil, fmt.Errorf("open storage: %w", err)
+	}
+	return roots, nil
+}
+
+// handlerOptions are those of a handler's root, which pulls as CRI-O's own does
+// except where the handler says otherwise.
+func handlerOptions(base storage.Options, h conf.Handler) storage.Options {
+	o := base
+	o.Name = h.Name
+	o.GraphRoot, o.RunRoot, o.ImageStore = h.Root, h.RunRoot, ""
+	o.Driver, o.DriverOptions = h.Driver, h.Options
+	o.Platform, o.PullConcurrency = h.Platform, h.PullConcurrency
+	o.Marker = true
+	o.ClearTemp = false // CRI-O's own root was opened before, and has the same directory
+	o.SignaturePolicy = cmp.Or(h.SignaturePolicy, base.SignaturePolicy)
+	o.AuthFile = cmp.Or(h.AuthFile, base.AuthFile)
+	o.RegistriesConf = cmp.Or(h.RegistriesConf, base.RegistriesConf)
+	return o
+}
+
+// newImageService puts the image service together.
+func newImageService(config conf.Config, crio *conf.CRIO, roots *storage.Roots, conn *grpc.ClientConn, log logrus.FieldLogger) (*imageservice.Service, error) {
+	base := imageservice.Handler{
+		AllowAnnotation: config.Handlers[conf.DefaultHandler].AllowAnnotation,
+		CRIOPulls:       config.Handlers[conf.DefaultHandler].Pull == conf.PullCRIO,
+	}
+	handlers := map[string]imageservice.Handler{conf.DefaultHandler: base, crio.DefaultRuntime: base}
+	for name := range crio.Runtimes {
+		handlers[name] = base
+	}
+	for _, h := range config.Roots() {
+		handlers[h.Name] = imageservice.Handler{Root: h.Name, AllowAnnotation: h.AllowAnnotation}
+	}
+	var routes []imageservice.Route
+	for _, r := range config.Routes {
+		routes = append(routes, imageservice.Route{Image: r.Image, Handler: r.Handler})
+	}
+	return imageservice.New(imageservice.Options{
+		Roots: roots, CRIO: conn, Handlers: handlers, Routes: routes,
+		PolicyDir:            crio.SignaturePolicyDir,
+		MayPull:              mayPull(config, crioclient.NewClient(crio.Listen)),
+		Pinned:               append([]string{crio.PauseImage}, crio.PinnedImages...),
+		ReportRuntimeHandler: config.ImageService.ReportRuntimeHandler,
+		Log:                  log,
+	})
+}
+
+// mayPull returns what refuses a pull into a handler's root while the CRI-O that
+// runs could not run images from there, or not safely. One that does not answer
+// runs nothing; it will have read its files when it does.
+func mayPull(config conf.Config, client *crioclient.Client) func(ctx context.Context, root string) error {
+	return func(ctx context.Context, root string) error {
+		live, err := client.Config(ctx)
+		switch {
+		case err != nil:
+			return nil //nolint:nilerr // see above
+		case live.InternalRepair:
+			return errors.New("CRI-O runs with internal_repair on and could wipe its storage once a container runs from a handler's root: " +
+				"run 'ocihold config crio --write' and restart CRI-O")
+		case !slices.Contains(conf.ImageStores(live.StorageOptions), filepath.Clean(config.Handlers[root].Root)):
+			return fmt.Errorf("CRI-O runs without the root of handler %q, %s, as additional image store: run 'ocihold config crio --write' "+
+				"and restart CRI-O", root, config.Handlers[root].Root)
+		}
+		return nil
+	}
+}
+
+// volumeStores are the roots as image volumes see them. With trustPresent, every
+// image in them is for every namespace.
+type volumeStores struct {
+	roots        *storage.Roots
+	trustPresent bool
+}
+
+var _ imagevolume.Stores = volumeStores{}
+
+func (s volumeStores) Root(handler string) string {
+	if slices.Contains(s.Roots(), handler) {
+		return handler
+	}
+	return ""
+}
+
+func (s volumeStores) Roots() []string {
+	names := slices.Clone(s.roots.Names())
+	names[0] = "" // CRI-O's own is the first
+	return names
+}
+
+func (s volumeStores) Store(name string) (imagevolume.Store, error) {
+	root, err := s.roots.Handler(name)
+	if err != nil {
+		return nil, err
+	}
+	return volumeStore{root, s.trustPresent}, nil
 }
 
 // volumeStore is a root as image volumes see it.
-type volumeStore struct{ root *storage.Root }
+type volumeStore struct {
+	root         *storage.Root
+	trustPresent bool
+}
 
 var _ imagevolume.Store = volumeStore{}
 
@@ -63,6 +175,26 @@ func (s volumeStore) Pull(ctx context.Context, ref string, progress func(imagevo
 		progress(imagevolume.Progress{Done: p.Done, Total: p.Total})
 	}})
 	return volumeImage(image), err
+}
+
+func (s volumeStore) Permit(ctx context.Context, id, namespace string, ask bool) error {
+	if s.trustPresent {
+		return nil
+	}
+	proven, err := s.root.Proven(ctx, id, namespace)
+	switch {
+	case err != nil:
+		return notPresent(err)
+	case proven:
+		return nil
+	case !ask:
+		return imagevolume.ErrNotPermitted
+	}
+	err = s.root.Prove(ctx, id)
+	if errors.Is(err, storage.ErrUnproven) {
+		return fmt.Errorf("%w: %w", imagevolume.ErrNotPermitted, err)
+	}
+	return notPresent(err)
 }
 
 func (s volumeStore) Lease(ctx context.Context, id string) error {
@@ -99,21 +231,7 @@ func notPresent(err error) error {
 	return err
 }
 
-// images lists a root for people.
-func images(ctx context.Context, root *storage.Root) (control.Images, error) {
-	list, errs := root.Images(ctx)
-	var result control.Images
-	for _, err := range errs {
-		if !errors.Is(err, storage.ErrBadRecord) {
-			return control.Images{}, err
-		}
-		result.Faults = append(result.Faults, err.Error())
-	}
-	result.Images = list
-	return result, nil
-}
-
-// ask calls f with the daemon, or, where there is none, with the root opened by
+// ask calls f with the daemon, or, where there is none, with the roots opened by
 // this process under the same locks.
 func (a *app) ask(ctx context.Context, config conf.Config, crio *conf.CRIO, f func(imageStore) error) error {
 	client := control.NewClient(controlSocket(config))
@@ -124,23 +242,67 @@ func (a *app) ask(ctx context.Context, config conf.Config, crio *conf.CRIO, f fu
 	if !errors.Is(err, control.ErrDown) {
 		return err
 	}
-	root, err := openRoot(config, crio, false, a.logger(config))
+	store, err := openStore(config, crio, false, a.logger(config))
 	if err != nil {
 		return err
 	}
-	return errors.Join(f(localStore{root}), root.Close())
+	return errors.Join(f(store), store.Close())
 }
 
 // imageStore is what commands that work without a daemon need.
 type imageStore interface {
 	Images(ctx context.Context) (control.Images, error)
-	Pull(ctx context.Context, ref string, progress func(storage.Progress)) (storage.Image, error)
+	Pull(ctx context.Context, handler, ref string, progress func(storage.Progress)) (storage.Image, error)
+	Import(ctx context.Context, handler, from, name string, progress func(storage.Progress)) (storage.Image, error)
+	Remove(ctx context.Context, handler, ref string) error
 }
 
-type localStore struct{ root *storage.Root }
+// localStore are the roots as this process has them open.
+type localStore struct {
+	roots   *storage.Roots
+	service *imageservice.Service
+	conn    *grpc.ClientConn
+}
 
-func (s localStore) Images(ctx context.Context) (control.Images, error) { return images(ctx, s.root) }
+func openStore(config conf.Config, crio *conf.CRIO, daemon bool, log logrus.FieldLogger) (_ localStore, err error) {
+	conn, err := imageservice.Dial(crio.Listen)
+	if err != nil {
+		return localStore{}, err
+	}
+	roots, err := openRoots(config, crio, daemon, log)
+	if err != nil {
+		return localStore{}, errors.Join(err, conn.Close())
+	}
+	service, err := newImageService(config, crio, roots, conn, log)
+	if err != nil {
+		return localStore{}, errors.Join(err, roots.Close(), conn.Close())
+	}
+	return localStore{roots, service, conn}, nil
+}
 
-func (s localStore) Pull(ctx context.Context, ref string, progress func(storage.Progress)) (storage.Image, error) {
-	return s.root.Pull(ctx, ref, storage.PullOptions{Progress: progress})
+func (s localStore) Close() error { return errors.Join(s.roots.Close(), s.conn.Close()) }
+
+func (s localStore) Images(ctx context.Context) (control.Images, error) {
+	list, errs := s.roots.List(ctx)
+	var result control.Images
+	for _, err := range errs {
+		if !errors.Is(err, storage.ErrBadRecord) && !errors.Is(err, storage.ErrUnmounted) {
+			return control.Images{}, err
+		}
+		result.Faults = append(result.Faults, err.Error())
+	}
+	result.Images = list
+	return result, nil
+}
+
+func (s localStore) Pull(ctx context.Context, handler, ref string, progress func(storage.Progress)) (storage.Image, error) {
+	return s.service.Pull(ctx, handler, ref, storage.PullOptions{Progress: progress})
+}
+
+func (s localStore) Import(ctx context.Context, handler, from, name string, progress func(storage.Progress)) (storage.Image, error) {
+	return s.service.Import(ctx, handler, from, storage.ImportOptions{Name: name, Progress: progress})
+}
+
+func (s localStore) Remove(ctx context.Context, handler, ref string) error {
+	return s.service.Remove(ctx, handler, ref)
 }

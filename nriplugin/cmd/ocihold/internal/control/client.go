@@ -52,8 +52,18 @@ func (c *Client) Images(ctx context.Context) (Images, error) {
 }
 
 // Pull asks for a pull and passes its progress on.
-func (c *Client) Pull(ctx context.Context, ref string, progress func(storage.Progress)) (storage.Image, error) {
-	body, err := c.do(ctx, http.MethodPost, "/pull?ref="+url.QueryEscape(ref))
+func (c *Client) Pull(ctx context.Context, handler, ref string, progress func(storage.Progress)) (storage.Image, error) {
+	return c.follow(ctx, "/pull?"+imageQuery(handler, ref), progress)
+}
+
+// Import asks for an import and passes its progress on.
+func (c *Client) Import(ctx context.Context, handler, from, name string, progress func(storage.Progress)) (storage.Image, error) {
+	return c.follow(ctx, "/import?"+url.Values{"handler": {handler}, "from": {from}, "name": {name}}.Encode(), progress)
+}
+
+// follow asks for an image to be brought and reads the events until the last.
+func (c *Client) follow(ctx context.Context, path string, progress func(storage.Progress)) (storage.Image, error) {
+	body, err := c.do(ctx, http.MethodPost, path)
 	if err != nil {
 		return storage.Image{}, err
 	}
@@ -62,7 +72,7 @@ func (c *Client) Pull(ctx context.Context, ref string, progress func(storage.Pro
 	for {
 		var event pullEvent
 		if err := lines.Decode(&event); err != nil {
-			return storage.Image{}, fmt.Errorf("the daemon went away during the pull: %w", err)
+			return storage.Image{}, fmt.Errorf("the daemon went away meanwhile: %w", err)
 		}
 		switch {
 		case event.Error != "":
@@ -73,6 +83,19 @@ func (c *Client) Pull(ctx context.Context, ref string, progress func(storage.Pro
 			progress(*event.Progress)
 		}
 	}
+}
+
+// Remove asks for a removal.
+func (c *Client) Remove(ctx context.Context, handler, ref string) error {
+	body, err := c.do(ctx, http.MethodPost, "/remove?"+imageQuery(handler, ref))
+	if err != nil {
+		return err
+	}
+	return body.Close()
+}
+
+func imageQuery(handler, ref string) string {
+	return url.Values{"handler": {handler}, "ref": {ref}}.Encode()
 }
 
 func get[T any](ctx context.Context, c *Client, path string) (T, error) {

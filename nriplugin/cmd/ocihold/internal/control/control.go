@@ -1,9 +1,9 @@
 // Package control is how ocihold's commands ask its daemon: HTTP with JSON
 // over a unix socket that only root may use.
 //
-// A pull answers with a stream of events, one JSON object a line: how far it
+// A pull or import answers with a stream of events, one JSON object a line: how far it
 // is, and at last the image or an error. The client's going away cancels its
-// part in the pull. The commands and the daemon are one binary; the protocol is
+// part in it. The commands and the daemon are one binary; the protocol is
 // theirs alone and may change between versions.
 package control
 
@@ -25,10 +25,10 @@ type Status struct {
 	Registered bool `json:"registered"`
 }
 
-// Images are a root's images, and what is wrong with those left out.
+// Images are the roots' images, and what is wrong with those left out.
 type Images struct {
-	Images []storage.Image `json:"images"`
-	Faults []string        `json:"faults,omitempty"`
+	Images []storage.ImageAt `json:"images"`
+	Faults []string          `json:"faults,omitempty"`
 }
 
 // Daemon is what the commands may ask for. The daemon implements it, and
@@ -37,10 +37,18 @@ type Daemon interface {
 	Status(ctx context.Context) (Status, error)
 	Volumes(ctx context.Context) ([]imagevolume.Status, error)
 	Images(ctx context.Context) (Images, error)
-	Pull(ctx context.Context, ref string, progress func(storage.Progress)) (storage.Image, error)
+	// Pull pulls into the handler's root; without a handler, into the one that a
+	// route gives, or the default one.
+	Pull(ctx context.Context, handler, ref string, progress func(storage.Progress)) (storage.Image, error)
+	// Import imports from a file or directory of the daemon's host into the
+	// handler's root; without a handler, into the default one. An empty name is
+	// the one that the file has.
+	Import(ctx context.Context, handler, from, name string, progress func(storage.Progress)) (storage.Image, error)
+	// Remove removes from the handler's root; without a handler, from every one.
+	Remove(ctx context.Context, handler, ref string) error
 }
 
-// pullEvent is a line of the answer to a pull.
+// pullEvent is a line of the answer to a pull or import.
 type pullEvent struct {
 	Progress *storage.Progress `json:"progress,omitempty"`
 	Image    *storage.Image    `json:"image,omitempty"`

@@ -36,11 +36,11 @@ func (d daemon) Volumes(context.Context) ([]imagevolume.Status, error) {
 }
 
 func (d daemon) Images(context.Context) (control.Images, error) {
-	return control.Images{Images: []storage.Image{{ID: "a"}}, Faults: []string{"b"}}, d.err
+	return control.Images{Images: []storage.ImageAt{{Image: storage.Image{ID: "a"}, Handlers: []string{"vm"}}}, Faults: []string{"b"}}, d.err
 }
 
 // Pull of "endless" ends when its context does.
-func (d daemon) Pull(ctx context.Context, ref string, progress func(storage.Progress)) (storage.Image, error) {
+func (d daemon) Pull(ctx context.Context, handler, ref string, progress func(storage.Progress)) (storage.Image, error) {
 	for done := range int64(3) {
 		progress(storage.Progress{Done: done, Total: 2})
 	}
@@ -49,7 +49,19 @@ func (d daemon) Pull(ctx context.Context, ref string, progress func(storage.Prog
 		d.left <- ctx.Err()
 		return storage.Image{}, ctx.Err()
 	}
-	return storage.Image{ID: ref}, d.err
+	return storage.Image{ID: ref, Names: []string{handler}}, d.err
+}
+
+func (d daemon) Import(_ context.Context, handler, from, name string, progress func(storage.Progress)) (storage.Image, error) {
+	progress(storage.Progress{Done: 1, Total: 1})
+	return storage.Image{ID: from, Names: []string{handler, name}}, d.err
+}
+
+func (d daemon) Remove(_ context.Context, handler, ref string) error {
+	if handler != "vm" {
+		return errors.New(handler + " has no " + ref)
+	}
+	return d.err
 }
 
 // serve serves d until the test ends.
@@ -85,13 +97,23 @@ func TestAnswers(t *testing.T) {
 	assert.Equal(t, []imagevolume.Status{{Pod: "p"}}, volumes)
 	images, err := client.Images(t.Context())
 	require.NoError(t, err)
-	assert.Equal(t, control.Images{Images: []storage.Image{{ID: "a"}}, Faults: []string{"b"}}, images)
+	assert.Equal(t, control.Images{Images: []storage.ImageAt{{Image: storage.Image{ID: "a"}, Handlers: []string{"vm"}}}, Faults: []string{"b"}}, images)
 
 	var seen []int64
-	image, err := client.Pull(t.Context(), "reg/a b?&#:1", func(p storage.Progress) { seen = append(seen, p.Done) })
+	image, err := client.Pull(t.Context(), "v&m", "reg/a b?&#:1", func(p storage.Progress) { seen = append(seen, p.Done) })
 	require.NoError(t, err)
 	assert.Equal(t, "reg/a b?&#:1", image.ID)
+	assert.Equal(t, []string{"v&m"}, image.Names)
 	assert.Equal(t, []int64{0, 1, 2}, seen)
+
+	seen = nil
+	image, err = client.Import(t.Context(), "v&m", "/a b?&#.tar", "n&:1", func(p storage.Progress) { seen = append(seen, p.Done) })
+	require.NoError(t, err)
+	assert.Equal(t, storage.Image{ID: "/a b?&#.tar", Names: []string{"v&m", "n&:1"}}, image)
+	assert.Equal(t, []int64{1}, seen)
+
+	require.NoError(t, client.Remove(t.Context(), "vm", "a"))
+	require.EqualError(t, client.Remove(t.Context(), "wasm", "a"), "wasm has no a")
 }
 
 func TestErrors(t *testing.T) {
@@ -100,8 +122,11 @@ func TestErrors(t *testing.T) {
 	require.EqualError(t, err, "the disk is full")
 	_, err = client.Images(t.Context())
 	require.EqualError(t, err, "the disk is full")
-	_, err = client.Pull(t.Context(), "a", func(storage.Progress) {})
+	_, err = client.Pull(t.Context(), "", "a", func(storage.Progress) {})
 	require.EqualError(t, err, "the disk is full")
+	_, err = client.Import(t.Context(), "", "a", "", func(storage.Progress) {})
+	require.EqualError(t, err, "the disk is full")
+	require.EqualError(t, client.Remove(t.Context(), "vm", "a"), "the disk is full")
 }
 
 func TestNoDaemon(t *testing.T) {
@@ -115,7 +140,7 @@ func TestWhoLeavesEndsItsPull(t *testing.T) {
 	d := daemon{left: make(chan error, 1)}
 	_, client := serve(t, d)
 	ctx, cancel := context.WithCancel(t.Context())
-	_, err := client.Pull(ctx, "endless", func(p storage.Progress) {
+	_, err := client.Pull(ctx, "", "endless", func(p storage.Progress) {
 		if p.Done == 2 {
 			cancel()
 		}
@@ -137,7 +162,7 @@ func TestDaemonThatGoesAwayIsNoSuccess(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- control.Serve(ctx, listener, d, logrus.New()) }()
-	_, err = control.NewClient(socket).Pull(t.Context(), "endless", func(storage.Progress) { cancel() })
+	_, err = control.NewClient(socket).Pull(t.Context(), "", "endless", func(storage.Progress) { cancel() })
 	require.Error(t, err)
 	require.NoError(t, <-ended)
 	require.ErrorIs(t, <-d.left, context.Canceled)

@@ -52,7 +52,21 @@ func handler(daemon Daemon, log logrus.FieldLogger) http.Handler {
 	mux.Handle("GET /volumes", answer(log, daemon.Volumes))
 	mux.Handle("GET /images", answer(log, daemon.Images))
 	mux.HandleFunc("POST /pull", func(w http.ResponseWriter, r *http.Request) {
-		pull(w, r, daemon)
+		query := r.URL.Query()
+		bring(r.Context(), w, func(ctx context.Context, progress func(storage.Progress)) (storage.Image, error) {
+			return daemon.Pull(ctx, query.Get("handler"), query.Get("ref"), progress)
+		})
+	})
+	mux.HandleFunc("POST /import", func(w http.ResponseWriter, r *http.Request) {
+		query := r.URL.Query()
+		bring(r.Context(), w, func(ctx context.Context, progress func(storage.Progress)) (storage.Image, error) {
+			return daemon.Import(ctx, query.Get("handler"), query.Get("from"), query.Get("name"), progress)
+		})
+	})
+	mux.HandleFunc("POST /remove", func(w http.ResponseWriter, r *http.Request) {
+		if err := daemon.Remove(r.Context(), r.URL.Query().Get("handler"), r.URL.Query().Get("ref")); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+		}
 	})
 	return mux
 }
@@ -72,7 +86,8 @@ func answer[T any](log logrus.FieldLogger, ask func(context.Context) (T, error))
 	})
 }
 
-func pull(w http.ResponseWriter, r *http.Request, daemon Daemon) {
+// bring answers with the events of a pull or import.
+func bring(ctx context.Context, w http.ResponseWriter, begin func(context.Context, func(storage.Progress)) (storage.Image, error)) {
 	lines := json.NewEncoder(w)
 	send := func(event pullEvent) {
 		// One who has left is noticed by the request's context.
@@ -80,9 +95,7 @@ func pull(w http.ResponseWriter, r *http.Request, daemon Daemon) {
 			_ = http.NewResponseController(w).Flush()
 		}
 	}
-	image, err := daemon.Pull(r.Context(), r.URL.Query().Get("ref"), func(p storage.Progress) {
-		send(pullEvent{Progress: &p})
-	})
+	image, err := begin(ctx, func(p storage.Progress) { send(pullEvent{Progress: &p}) })
 	if err != nil {
 		send(pullEvent{Error: err.Error()})
 		return
