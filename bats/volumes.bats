@@ -102,6 +102,8 @@ released() {
 	pod_run p "$key" "- {image: $MODEL, mountPath: /models}"
 	container_run p before
 	pod_run plain
+	# crictl connects to both endpoints, whatever it is to do.
+	export IMAGE_SERVICE_ENDPOINT="$CONTAINER_RUNTIME_ENDPOINT"
 	node kill ocihold --dir "$NODE_DIR"
 	run ! ocihold status
 	run ! container_run_once p c

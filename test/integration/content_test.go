@@ -175,7 +175,7 @@ func TestProgress(t *testing.T) {
 	}
 	assert.Regexp(t, `image volume /volume: pulling `+ref+`(: 0% of 5.00\dMB)?; will be tried again`, refusal())
 	require.EventuallyWithT(t, func(t *assert.CollectT) {
-		assert.Contains(t, refusal(), "image volume /volume: pulling "+ref+": 60% of 5.00")
+		assert.Contains(t, refusal(), "image volume /volume: pulling "+ref+": 80% of 5.00")
 	}, 20*time.Second, 100*time.Millisecond)
 	text := refusal()
 	assert.Equal(t, text, refusal(), "a pull that stands still gives one text")

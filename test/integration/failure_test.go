@@ -52,7 +52,7 @@ func imagesSeen(t testing.TB, n *realnode.Node) []string {
 		slices.Sort(ids)
 		return slices.Compact(ids)
 	}
-	byCRIO := ids("crictl", "images", "--quiet", "--no-trunc")
+	byCRIO := ids("crictl", "--image-endpoint", "unix://"+filepath.Join(n.Dir(), "run", "crio.sock"), "images", "--quiet", "--no-trunc")
 	assert.Equal(t, byCRIO, ids("podman", "images", "--all", "--quiet", "--no-trunc"))
 	return byCRIO
 }
@@ -60,7 +60,7 @@ func imagesSeen(t testing.TB, n *realnode.Node) []string {
 // pullFiles are the files of pulls under way.
 func pullFiles(t testing.TB, n *realnode.Node) []string {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(n.Dir(), "lib", "ocihold", "downloads", "*"))
+	files, err := filepath.Glob(filepath.Join(n.Dir(), "tmp", "ocihold", "downloads", "*"))
 	require.NoError(t, err)
 	return files
 }
@@ -177,7 +177,7 @@ func TestFailedPulls(t *testing.T) {
 				require.NoError(t, err)
 				require.NoError(t, n.Push(t.Context(), ref, artifact))
 			}, pushes,
-			`it is an OCI artifact \(config type "application/vnd.oci.empty.v1\+json"\), not an image: not supported`,
+			`it is an OCI artifact, not an image \(config type "application/vnd.oci.empty.v1\+json"\): not supported`,
 		},
 		{
 			"other platform", func(t testing.TB, ref string) {
@@ -383,7 +383,7 @@ func TestUnsupportedStorage(t *testing.T) {
 			out, err := command(t, n, "timeout", "20", "ocihold", "--config", n.OciholdConf(), "run") // where it runs, it would go on
 			require.ErrorContains(t, err, "exit status 1")
 			assert.Less(t, time.Since(start), 5*time.Second)
-			assert.Equal(t, `ocihold: open CRI-O's storage: open the root of handler "default" at `+n.CRIORoot()+": "+tc.want+"\n", out)
+			assert.Equal(t, `ocihold: open storage: open the root of handler "default" at `+n.CRIORoot()+": "+tc.want+"\n", out)
 
 			assert.NoDirExists(t, filepath.Join(n.CRIORoot(), "vfs"))
 			mounts, err := os.ReadFile("/proc/self/mounts")

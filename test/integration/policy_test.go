@@ -110,7 +110,10 @@ func TestPullPolicyNever(t *testing.T) {
 		"pull it to the node or choose IfNotPresent; will be tried again")
 	assert.Empty(t, requests(t, n))
 
-	_, err := n.Pull(t.Context(), ref) // by CRI-O
+	_, err := n.Pull(t.Context(), ref) // by CRI-O, which does not say for whom
+	require.NoError(t, err)
+	refused(t, pod, realnode.ContainerSpec{}, "trust_present")
+	_, err = command(t, n, "ocihold", "pull", ref)
 	require.NoError(t, err)
 	c := run(t, pod, realnode.ContainerSpec{})
 	assert.Equal(t, "one", sh(t, c, "cat /models/version"))

@@ -315,7 +315,7 @@ func TestOlderProgramsOnTheRoot(t *testing.T) {
 		runs("podman", "image", "unmount", img.ref)
 		require.Contains(t, runs("buildah", "images", "--no-trunc"), img.id)
 
-		pod, err = n.RunPod(t.Context(), realnode.PodSpec{Annotations: volumes(t, volume{Image: img.ref, MountPath: "/vol", PullPolicy: "Never"})})
+		pod, err = n.RunPod(t.Context(), realnode.PodSpec{Annotations: volumes(t, volume{Image: img.ref, MountPath: "/vol", PullPolicy: "IfNotPresent"})})
 		require.NoError(t, err)
 		seen = append(seen, sh(t, run(t, pod, realnode.ContainerSpec{}), fmt.Sprintf(script, "/vol")))
 		require.Contains(t, runs("podman", "images", "--no-trunc"), img.id)

@@ -69,6 +69,7 @@ func up() *cobra.Command {
 	f.StringArrayVar(&o.CRIOConf, "crio-conf", nil, "`file` of settings for CRI-O (repeatable)")
 	f.BoolVar(&o.TLS, "tls", false, "the registry speaks HTTPS")
 	f.StringVar(&o.Auth, "auth", "", "`user:password` that the registry asks for")
+	f.BoolVar(&o.HandlerRoots, "handler-roots", false, "the handlers vm and wasm have roots of their own, wasm for platform wasi/wasm")
 	f.BoolVar(&o.WithoutOcihold, "without-ocihold", false, "a plain CRI-O, for comparison")
 	f.BoolVar(&foreground, "foreground", false, "print the exports and stay; Ctrl-C brings the node down")
 	return cmd

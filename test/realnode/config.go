@@ -94,11 +94,20 @@ state_dir = "{{.StateDir}}"
 [crio]
 config = "{{.CRIOConf}}"
 config_dir = "{{.CRIODropIns}}"
+drop_in = "{{.DropIn}}"
 
 [hook]
 guard = "{{.Guard}}"
 dir = "{{.Hooks}}"
-`))
+{{if .HandlerRoots}}
+[handlers.vm]
+root = "{{.VM}}"
+allow_annotation = true
+
+[handlers.wasm]
+root = "{{.Wasm}}"
+platform = "wasi/wasm"
+{{end}}`))
 
 const loopbackCNI = `{"cniVersion": "0.4.0", "name": "loopback", "plugins": [{"type": "loopback"}]}`
 
@@ -132,7 +141,8 @@ func (n *Node) writeConfig(o Options) error {
 	}
 	err = ociholdConf.Execute(&ocihold, map[string]any{
 		"RunDir": p.ociholdRunDir(), "StateDir": p.in("lib", "ocihold"), "CRIOConf": p.crioConf(), "CRIODropIns": p.crioDropIns(),
-		"Guard": p.bin("ocihold-guard"), "Hooks": p.hooks(),
+		"DropIn": p.ociholdDropIn(), "Guard": p.bin("ocihold-guard"), "Hooks": p.hooks(),
+		"HandlerRoots": o.HandlerRoots, "VM": p.handlerRoot("vm"), "Wasm": p.handlerRoot("wasm"),
 	})
 	if err != nil {
 		return err

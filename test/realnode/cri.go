@@ -16,8 +16,16 @@ import (
 // CRI-O's own time-outs, so that those are seen.
 const callLimit = 3 * time.Minute
 
-func (n *Node) dial() error {
-	conn, err := grpc.NewClient("unix://"+n.paths.crioSocket(),
+// dial connects to CRI-O and, once it is used, to ocihold's ImageService.
+func (n *Node) dial() (err error) {
+	if n.conn, err = dial(n.paths.crioSocket()); err == nil && !n.state.WithoutOcihold {
+		n.images, err = dial(n.paths.imageSocket())
+	}
+	return err
+}
+
+func dial(socket string) (*grpc.ClientConn, error) {
+	conn, err := grpc.NewClient("unix://"+socket,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.5, MaxDelay: 200 * time.Millisecond},
@@ -26,10 +34,9 @@ func (n *Node) dial() error {
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)),
 		grpc.WithUnaryInterceptor(limitCalls))
 	if err != nil {
-		return fmt.Errorf("dial CRI-O: %w", err)
+		return nil, fmt.Errorf("dial %s: %w", socket, err)
 	}
-	n.conn = conn
-	return nil
+	return conn, nil
 }
 
 func limitCalls(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
@@ -46,6 +53,17 @@ func (n *Node) Runtime() cri.RuntimeServiceClient { return cri.NewRuntimeService
 
 // Images is CRI-O's ImageService.
 func (n *Node) Images() cri.ImageServiceClient { return cri.NewImageServiceClient(n.conn) }
+
+// OciholdImages is ocihold's ImageService.
+func (n *Node) OciholdImages() cri.ImageServiceClient { return cri.NewImageServiceClient(n.images) }
+
+// OciholdRuntime is CRI-O's RuntimeService as ocihold passes it on.
+func (n *Node) OciholdRuntime() cri.RuntimeServiceClient {
+	return cri.NewRuntimeServiceClient(n.images)
+}
+
+// ImageSocket is the socket of ocihold's ImageService.
+func (n *Node) ImageSocket() string { return n.paths.imageSocket() }
 
 // Pull makes CRI-O pull an image by its full name and returns the reference
 // that CRI-O gives for it.

@@ -10,9 +10,13 @@ import (
 // NAME=VALUE, without PATH.
 func (n *Node) Env() []string {
 	p := n.paths
+	images := p.imageSocket()
+	if n.state.WithoutOcihold {
+		images = p.crioSocket()
+	}
 	env := []string{
 		"CONTAINER_RUNTIME_ENDPOINT=unix://" + p.crioSocket(),
-		"IMAGE_SERVICE_ENDPOINT=unix://" + p.crioSocket(),
+		"IMAGE_SERVICE_ENDPOINT=unix://" + images,
 		"CRI_CONFIG_FILE=" + p.crictlConf(),
 		"OCIHOLD_CONFIG=" + p.ociholdConf(),
 		"REGISTRY=" + n.Registry(),

@@ -48,6 +48,9 @@ type Options struct {
 	// Auth is user:password, asked for by the registry; "" for none. CRI-O gets
 	// it by its global_auth_file.
 	Auth string
+	// HandlerRoots gives the handlers vm and wasm roots of their own. Pods may
+	// choose vm by annotation; wasm is for the platform wasi/wasm.
+	HandlerRoots bool
 	// WithoutOcihold leaves ocihold out, for comparison with a plain CRI-O.
 	WithoutOcihold bool
 	// Log hears what takes long. May be nil.
@@ -67,6 +70,8 @@ type Node struct {
 	paths paths
 	state state
 	conn  *grpc.ClientConn
+	// images is the connection to ocihold's ImageService.
+	images *grpc.ClientConn
 }
 
 // Up boots a node and returns when everything answers. When it fails, what was
@@ -166,9 +171,11 @@ func Attach(dir string) (*Node, error) {
 
 // Close ends the connections to the node, which goes on running.
 func (n *Node) Close() {
-	if n.conn != nil {
-		_ = n.conn.Close()
-		n.conn = nil
+	for _, conn := range []**grpc.ClientConn{&n.conn, &n.images} {
+		if *conn != nil {
+			_ = (*conn).Close()
+			*conn = nil
+		}
 	}
 }
 
@@ -297,17 +304,11 @@ func (n *Node) startOcihold(ctx context.Context) error {
 	})
 }
 
-// renderForCRIO writes the drop-in and the hook that ocihold renders.
+// renderForCRIO has ocihold install its drop-in, with the directories that
+// CRI-O needs for it, and its hook.
 func (n *Node) renderForCRIO(ctx context.Context) error {
-	for _, f := range []struct{ command, file string }{
-		{"crio", n.paths.ociholdDropIn()},
-		{"hook", filepath.Join(n.paths.hooks(), "ocihold.json")},
-	} {
-		content, err := n.ocihold(ctx, "config", f.command)
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(f.file, content, 0o644); err != nil {
+	for _, part := range []string{"crio", "hook"} {
+		if _, err := n.ocihold(ctx, "config", part, "--write"); err != nil {
 			return err
 		}
 	}
@@ -404,6 +405,9 @@ func (n *Node) pauseImage() string { return n.Ref("pause:1") }
 
 // CRIORoot is the root of CRI-O's storage.
 func (n *Node) CRIORoot() string { return n.paths.crioRoot() }
+
+// HandlerRoot is the root of a handler that has one of its own, "vm" or "wasm".
+func (n *Node) HandlerRoot(handler string) string { return n.paths.handlerRoot(handler) }
 
 // CRIORunRoot is the run root of CRI-O's storage.
 func (n *Node) CRIORunRoot() string { return n.paths.crioRunRoot() }

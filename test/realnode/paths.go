@@ -55,6 +55,7 @@ func (p paths) ociholdDropIn() string   { return filepath.Join(p.crioDropIns(), 
 func (p paths) ociholdConf() string     { return p.in("etc", "ocihold", "ocihold.toml") }
 func (p paths) ociholdDropIns() string  { return p.ociholdConf() + ".d" }
 func (p paths) ociholdRunDir() string   { return p.in("run", "ocihold") }
+func (p paths) imageSocket() string     { return filepath.Join(p.ociholdRunDir(), "image.sock") }
 func (p paths) crioRoot() string        { return p.in("lib", "root") }
 func (p paths) crioRunRoot() string     { return p.in("run", "runroot") }
 func (p paths) crioSocket() string      { return p.in("run", "crio.sock") }
@@ -69,6 +70,9 @@ func (p paths) key() string             { return p.in("etc", "tls.key") }
 func (p paths) storageConf() string     { return filepath.Join(p.containersConf(), "storage.conf") }
 func (p paths) registriesConf() string  { return filepath.Join(p.containersConf(), "registries.conf") }
 func (p paths) signaturePolicy() string { return filepath.Join(p.containersConf(), "policy.json") }
+
+// handlerRoot is the root of a handler that has one of its own.
+func (p paths) handlerRoot(handler string) string { return p.in("lib", "handlers", handler) }
 
 // cgroupParent is the cgroup below which all pods of the node are made.
 func (p paths) cgroupParent() string {

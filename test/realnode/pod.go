@@ -73,6 +73,9 @@ type ContainerSpec struct {
 	Name string
 	// Image defaults to the node's base image.
 	Image string
+	// UserImage is what the pod calls Image, where kubelet gives its id; it
+	// defaults to Image.
+	UserImage string
 	// Command defaults to one that sleeps.
 	Command     []string
 	Annotations map[string]string
@@ -82,6 +85,8 @@ type ContainerSpec struct {
 	Attempt uint32
 	// Privileged gives the container everything.
 	Privileged bool
+	// User is the id to run as, as kubelet sets it; nil leaves it to the image.
+	User *cri.Int64Value
 }
 
 // Container is a created container.
@@ -100,13 +105,16 @@ func (p *Pod) Create(ctx context.Context, spec ContainerSpec) (*Container, error
 	if spec.Image == "" {
 		spec.Image = p.node.BaseImage()
 	}
+	if spec.UserImage == "" {
+		spec.UserImage = spec.Image
+	}
 	if spec.Command == nil {
 		spec.Command = []string{"/bin/sleep", "1000000"}
 	}
 	meta := p.Config.GetMetadata()
 	config := &cri.ContainerConfig{
 		Metadata:    &cri.ContainerMetadata{Name: spec.Name, Attempt: spec.Attempt},
-		Image:       &cri.ImageSpec{Image: spec.Image, UserSpecifiedImage: spec.Image},
+		Image:       &cri.ImageSpec{Image: spec.Image, UserSpecifiedImage: spec.UserImage},
 		Command:     spec.Command,
 		Annotations: spec.Annotations,
 		Mounts:      spec.Mounts,
@@ -120,6 +128,7 @@ func (p *Pod) Create(ctx context.Context, spec ContainerSpec) (*Container, error
 		Linux: &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{
 			NamespaceOptions: namespaces(),
 			Privileged:       spec.Privileged,
+			RunAsUser:        spec.User,
 		}},
 	}
 	resp, err := p.node.Runtime().CreateContainer(ctx, &cri.CreateContainerRequest{
