@@ -51,7 +51,7 @@ func TestPullProvesAccess(t *testing.T) {
 	}{
 		"public":                    {public: true, opt: PullOptions{Namespace: "team"}, want: access{Anonymous: true}},
 		"node's credentials":        {nodes: "secret", opt: PullOptions{Namespace: "team"}, want: access{Node: true}},
-		"node's, for no pod":        {nodes: "secret", want: access{Node: true}},
+		"node's for no pod":         {nodes: "secret", want: access{Node: true}},
 		"a pod's credentials":       {opt: PullOptions{Auth: caller, Namespace: "team"}, want: access{Namespaces: []string{"team"}}, onlyTeam: true},
 		"a pod's beside the node's": {nodes: "secret", opt: PullOptions{Auth: caller, Namespace: "team"}, want: access{Namespaces: []string{"team"}}, onlyTeam: true},
 		"a pod's auth file":         {apart: true, opt: PullOptions{Namespace: "team"}, want: access{Namespaces: []string{"team"}}, onlyTeam: true},
