@@ -120,7 +120,9 @@ func TestRestarts(t *testing.T) {
 }
 
 // Whatever ocihold is about when it is killed, nothing of it stays once the pod
-// is gone.
+// is gone. CRI-O is not killed here: killed while it creates a container, it can
+// leave a process that it does not know any more, which has the volume as the
+// kernel rightly says, and a root that it cannot load.
 func TestKilledAtWork(t *testing.T) {
 	n := realnode.Boot(t, realnode.Options{})
 	img := pushFiles(t, n, "work:1", 10, 20)
@@ -133,12 +135,11 @@ func TestKilledAtWork(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	for range count(6, 100) {
 		delay := time.Duration(random.IntN(int(600 * time.Millisecond)))
-		name := []string{realnode.Ocihold, realnode.CRIO}[random.IntN(2)]
 		killed := make(chan error, 1)
 		go func() {
 			time.Sleep(delay)
-			err := n.Kill(t.Context(), name, syscall.SIGKILL)
-			killed <- errors.Join(err, n.Start(t.Context(), name))
+			err := n.Kill(t.Context(), realnode.Ocihold, syscall.SIGKILL)
+			killed <- errors.Join(err, n.Start(t.Context(), realnode.Ocihold))
 		}()
 		pod, err := n.RunPod(t.Context(), spec)
 		attempt := uint32(0)
@@ -150,7 +151,7 @@ func TestKilledAtWork(t *testing.T) {
 			}
 			time.Sleep(50 * time.Millisecond)
 		}
-		t.Logf("%s killed after %s: %d containers, %v", name, delay, len(made), err)
+		t.Logf("killed after %s: %d containers, %v", delay, len(made), err)
 		require.NoError(t, <-killed)
 
 		// kubelet tries again.
