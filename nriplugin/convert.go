@@ -37,10 +37,10 @@ type report struct {
 // stands on a container without volumes is not ours, and goes.
 func adjust(given []imagevolume.Given, annotations map[string]string) (*api.ContainerAdjustment, error) {
 	adjustment := &api.ContainerAdjustment{}
-	if _, ok := annotations[ReportAnnotation]; ok {
-		adjustment.RemoveAnnotation(ReportAnnotation)
-	}
 	if len(given) == 0 {
+		if _, ok := annotations[ReportAnnotation]; ok {
+			adjustment.RemoveAnnotation(ReportAnnotation)
+		}
 		return adjustment, nil
 	}
 	reports := make([]report, len(given))
@@ -54,6 +54,7 @@ func adjust(given []imagevolume.Given, annotations map[string]string) (*api.Cont
 	if err != nil {
 		return nil, fmt.Errorf("write annotation %s: %w", ReportAnnotation, err)
 	}
+	// Without a removal beside it: NRI may carry that out last.
 	adjustment.AddAnnotation(ReportAnnotation, string(text))
 	return adjustment, nil
 }

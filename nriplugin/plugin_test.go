@@ -172,6 +172,7 @@ func TestAdjustment(t *testing.T) {
 		assert.Equal(t, "/a", adjustment.GetMounts()[0].GetDestination())
 		assert.Equal(t, []string{"bind", "ro"}, adjustment.GetMounts()[0].GetOptions())
 		assert.JSONEq(t, report, adjustment.GetAnnotations()[nriplugin.ReportAnnotation])
+		assert.Len(t, adjustment.GetAnnotations(), 1, "a removal might be carried out after it")
 	}
 
 	r.given = nil
