@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"sync"
 
 	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/docker/reference"
@@ -58,13 +59,26 @@ func parseAccess(content []byte) access {
 }
 
 // Proven tells whether access to the image in the root was proven for pods of the namespace: by any pull or [Root.Prove]
-// with the node's credentials, of which there may be none, or by a pull for that namespace. It asks no registry. It
-// returns ErrNotFound.
+// with the node's credentials, of which there may be none, or by a pull for that namespace. It asks no registry; it waits
+// for a pull under way that has put the image there and has still to keep what that proves. It returns ErrNotFound.
 func (r *Root) Proven(ctx context.Context, imageID, namespace string) (bool, error) {
 	if err := r.usable(ctx); err != nil {
 		return false, fmt.Errorf("read how access to image %s was proven: %w", imageID, err)
 	}
 	known, err := r.access(imageID)
+	if err != nil {
+		return false, fmt.Errorf("read how access to image %s was proven: %w", imageID, err)
+	}
+	if known.permits(namespace) {
+		return true, nil
+	}
+	record, err := r.resolveID(imageID)
+	if err == nil {
+		err = r.arriving.wait(ctx, imageID, record.Names)
+	}
+	if err == nil {
+		known, err = r.access(imageID)
+	}
 	if err != nil {
 		return false, fmt.Errorf("read how access to image %s was proven: %w", imageID, err)
 	}
@@ -160,18 +174,71 @@ func (r *Root) KeepProof(ctx context.Context, imageID, namespace string) error {
 	return nil
 }
 
-// recordPull keeps on the image what a pull of it with these options has proven.
-func (r *Root) recordPull(image Image, candidates []reference.Named, opt PullOptions) {
-	switch {
-	case opt.Auth == nil && opt.AuthFile == "":
-		if known, err := r.access(image.ID); err == nil && (known.Anonymous || known.Node) {
-			return // without running a credential helper again
-		}
-		i := slices.IndexFunc(candidates, func(c reference.Named) bool { return slices.Contains(image.Names, c.String()) })
-		r.recordAccess(image.ID, r.byNode(candidates[max(i, 0)]))
-	case opt.Namespace != "":
-		r.recordAccess(image.ID, access{Namespaces: []string{opt.Namespace}})
+// arrivals are the pulls under way whose manifest the registry has given: the image may be in the root before what proves
+// access to it is kept on it. The zero value is ready for use.
+type arrivals struct {
+	mu      sync.Mutex
+	running []*arrival
+}
+
+type arrival struct {
+	imageID, name string
+	ended         chan struct{}
+}
+
+// add counts the pull until end is called.
+func (a *arrivals) add(imageID, name string) (end func()) {
+	added := &arrival{imageID: imageID, name: name, ended: make(chan struct{})}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.running = append(a.running, added)
+	return func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.running = slices.DeleteFunc(a.running, func(other *arrival) bool { return other == added })
+		close(added.ended)
 	}
+}
+
+// wait waits for the end of the pulls that bring the image under one of the names. A pull under another name proves
+// nothing yet: its registry may have said no more than the id.
+func (a *arrivals) wait(ctx context.Context, imageID string, names []string) error {
+	a.mu.Lock()
+	running := slices.Clone(a.running)
+	a.mu.Unlock()
+	for _, pull := range running {
+		if pull.imageID != imageID || !slices.Contains(names, pull.name) {
+			continue
+		}
+		select {
+		case <-pull.ended:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+// provenBy is what a pull of the image with these options has proven.
+func (r *Root) provenBy(named reference.Named, imageID string, opt PullOptions) access {
+	if opt.ownCredentials() {
+		return opt.byCaller()
+	}
+	if known, err := r.access(imageID); err == nil && (known.Anonymous || known.Node) {
+		return known // without running a credential helper again
+	}
+	return r.byNode(named)
+}
+
+// ownCredentials says that the pull does not go by the credentials that the node's files have.
+func (o PullOptions) ownCredentials() bool { return o.Auth != nil || o.AuthFile != "" }
+
+// byCaller is what a pull with the caller's own credentials proves, which may be nothing.
+func (o PullOptions) byCaller() access {
+	if !o.ownCredentials() || o.Namespace == "" {
+		return access{}
+	}
+	return access{Namespaces: []string{o.Namespace}}
 }
 
 // byNode is the access that the node's files give.

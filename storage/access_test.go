@@ -1,13 +1,17 @@
 package storage
 
 import (
+	"context"
 	"encoding/base64"
 	"fmt"
 	"net/http"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
@@ -147,6 +151,55 @@ func TestProofsAtTheSameTime(t *testing.T) {
 	for i := range callers {
 		assertProven(t, root, image.ID, fmt.Sprint(i), true)
 	}
+}
+
+// The image is in the root a moment before what its pull proves is kept on it. Nobody is refused, or asks the registry,
+// for that.
+func TestProvenWaitsForThePull(t *testing.T) {
+	reg := newRegistry(t)
+	app := imageOf(t, "one")
+	reg.push(t, "app:1", app)
+	reg.push(t, "other:1", app)
+	root := open(t, testOptions(t))
+	image, err := root.Pull(t.Context(), reg.host+"/app:1", PullOptions{Auth: &Auth{Username: "user"}})
+	require.NoError(t, err)
+	assertProven(t, root, image.ID, "team", false)
+
+	// The same image under another manifest, whose config does not come yet.
+	reg.push(t, "app:1", mutate.Annotations(app, map[string]string{"example.com/again": "yes"}).(v1.Image))
+	stalled, goOn := make(chan struct{}), make(chan struct{})
+	release := sync.OnceFunc(func() { close(goOn) })
+	defer release()
+	reg.setFault(func(w http.ResponseWriter, req *http.Request, next http.Handler) {
+		if strings.Contains(req.URL.Path, "/blobs/sha256:"+image.ID) {
+			close(stalled)
+			<-goOn
+		}
+		next.ServeHTTP(w, req)
+	})
+	var calls sync.WaitGroup
+	calls.Go(func() {
+		_, err := root.Pull(t.Context(), reg.host+"/app:1", PullOptions{})
+		assert.NoError(t, err)
+	})
+	<-stalled
+	left, leave := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer leave()
+	_, err = root.Proven(left, image.ID, "team")
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	calls.Go(func() { assertProven(t, root, image.ID, "team", true) })
+	release()
+	calls.Wait()
+	reg.setFault(nil)
+	require.Empty(t, root.arriving.running)
+
+	// A pull under a name that the image does not have proves nothing before its end.
+	root = open(t, testOptions(t))
+	_, err = root.Pull(t.Context(), reg.host+"/other:1", PullOptions{Auth: &Auth{Username: "user"}})
+	require.NoError(t, err)
+	end := root.arriving.add(image.ID, reg.host+"/app:1")
+	defer end()
+	assertProven(t, root, image.ID, "team", false)
 }
 
 func TestProve(t *testing.T) {

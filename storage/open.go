@@ -86,9 +86,10 @@ type Root struct {
 	leans   *crioRoot
 	lenders func() []*Root
 
-	pulls   flights
-	leaseMu sync.Mutex
-	usage   usageCache
+	pulls    flights
+	arriving arrivals
+	leaseMu  sync.Mutex
+	usage    usageCache
 }
 
 // storesMu orders GetStore and Free, which share an unguarded list.

@@ -90,7 +90,7 @@ func (r *Root) Pull(ctx context.Context, ref string, opt PullOptions) (Image, er
 	if err != nil {
 		return Image{}, fmt.Errorf("pull %q: %w", ref, err)
 	}
-	r.recordPull(image, candidates, opt)
+	r.recordAccess(image.ID, opt.byCaller()) // of this caller, who may have shared another's transfer
 	return image, nil
 }
 
@@ -144,9 +144,20 @@ func (r *Root) pullFirst(ctx context.Context, candidates []reference.Named, opt 
 
 func (r *Root) pullOne(ctx context.Context, named reference.Named, opt PullOptions, report func(Progress)) (Image, error) {
 	sys := r.system(ctx, named, opt)
-	return r.bring(ctx, named, &sys, report, func(known knows) (*source, error) {
-		return r.openSource(ctx, named, &sys, known)
+	arrived := func() {}
+	defer func() { arrived() }()
+	image, err := r.bring(ctx, named, &sys, report, func(known knows) (*source, error) {
+		src, err := r.openSource(ctx, named, &sys, known)
+		if err == nil && src.config != "" { // it is not read of an image that is there
+			arrived = r.arriving.add(src.config.Encoded(), named.String())
+		}
+		return src, err
 	})
+	if err != nil {
+		return Image{}, err
+	}
+	r.recordAccess(image.ID, r.provenBy(named, image.ID, opt))
+	return image, nil
 }
 
 // bring makes sure that the root has what the source has, under that name, if the signature policy allows it.
