@@ -17,7 +17,10 @@
 // exists is for others to find out.
 package conf
 
-import "cmp"
+import (
+	"cmp"
+	"time"
+)
 
 // DefaultFile is where Ocihold's configuration is looked for when no file is
 // named.
@@ -58,6 +61,7 @@ type Config struct {
 	Routes []Route `toml:"routes"`
 
 	ImageService ImageService `toml:"image_service"`
+	Pull         Pull         `toml:"pull"`
 }
 
 // CRIOLocation says where CRI-O's configuration is; see [ReadCRIO].
@@ -115,6 +119,13 @@ type ImageService struct {
 	ReportRuntimeHandler bool `toml:"report_runtime_handler"`
 }
 
+// Pull says how images are pulled, into whichever root.
+type Pull struct {
+	// StallTimeout ends a pull for which the registry has sent nothing for that
+	// long. At least a second.
+	StallTimeout time.Duration `toml:"stall_timeout"`
+}
+
 // Default returns the configuration that holds where no file says otherwise.
 func Default() Config {
 	return Config{
@@ -125,6 +136,7 @@ func Default() Config {
 		NRI:      NRI{PluginName: "ocihold", PluginIndex: "10"},
 		Hook:     Hook{Guard: "/usr/libexec/ocihold/ocihold-guard"},
 		Volumes:  Volumes{MountAPI: MountAuto},
+		Pull:     Pull{StallTimeout: 2 * time.Minute},
 	}
 }
 

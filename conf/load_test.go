@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/BurntSushi/toml"
 	"github.com/stretchr/testify/assert"
@@ -46,6 +47,8 @@ trust_present = true
 [image_service]
 socket = "/b/image.sock"
 report_runtime_handler = true
+[pull]
+stall_timeout = "1m30s"
 [handlers.default]
 pull = "crio"
 [handlers.vm]
@@ -106,6 +109,7 @@ image = "c"
 		},
 		Routes:       []Route{{Image: "c", Handler: "vm"}},
 		ImageService: ImageService{Socket: "/b/image.sock", ReportRuntimeHandler: true},
+		Pull:         Pull{StallTimeout: 90 * time.Second},
 	}, c)
 	assert.Equal(t, "/c/mounts", c.MountsDir())
 	assert.Equal(t, "/b/image.sock", c.ImageSocket())
@@ -248,6 +252,14 @@ func TestLoadRefuses(t *testing.T) {
 			main: "routes = [\"a\"]\n",
 			want: []string{`DIR/o.toml:1: key "routes" must be an array of tables, not an array`},
 		},
+		"time-out without a unit": {
+			main: "[pull]\nstall_timeout = \"120\"\n",
+			want: []string{`DIR/o.toml:2: key "pull.stall_timeout" must be a duration such as "2m", not "120"`},
+		},
+		"time-out as a number": {
+			main: "[pull]\nstall_timeout = 120\n",
+			want: []string{`DIR/o.toml:2: key "pull.stall_timeout" must be a duration such as "2m", not an integer`},
+		},
 		"syntax": {
 			main: "run_dir = \"/a\"\nlog_level = loud\n",
 			want: []string{`DIR/o.toml:2: expected value but found "loud" instead`},
@@ -300,6 +312,7 @@ func TestValidate(t *testing.T) {
 		"drop_in elsewhere":   {func(c *Config) { c.CRIO.DropIn = "/etc/crio/crio.conf.d/../a" }, `crio.drop_in = "/etc/crio/crio.conf.d/../a": must be a file in crio.config_dir`},
 		"relative image.sock": {func(c *Config) { c.ImageService.Socket = "a" }, `image_service.socket = "a": must be an absolute path`},
 		"mount_api":           {func(c *Config) { c.Volumes.MountAPI = "" }, `volumes.mount_api = "": must be one of auto, fsconfig, mount`},
+		"no stall_timeout":    {func(c *Config) { c.Pull.StallTimeout = 0 }, `pull.stall_timeout = "0s": must be a second or more, such as 2m`},
 		"all are told": {
 			func(c *Config) { c.NRI.PluginName, c.NRI.PluginIndex = "", "" },
 			"nri.plugin_name = \"\": must not be empty\nnri.plugin_index = \"\": must be two digits",
@@ -354,6 +367,7 @@ func FuzzParse(f *testing.F) {
 	f.Add("[[nri]]\nx.\"y z\" = { a = [1, {b = 2}] }\n[nri.socket]\n")
 	f.Add("[handlers.a]\nroot = \"/a\"\noptions = [\"a\"]\n[handlers.\"b c\"]\npull_concurrency = 2\n[[routes]]\nimage = \"a\"\n[[routes]]\n")
 	f.Add("routes = [{image = \"a\", b = 1}, {handler = 3}]\n[handlers]\n")
+	f.Add("[pull]\nstall_timeout = \"1h2m3.5s\"\n")
 	f.Add("crio.config = 1979-05-27T07:32:00Z\nRUN_DIR = 'x'")
 	f.Fuzz(func(t *testing.T, text string) {
 		c := Default()

@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/BurntSushi/toml"
 	"github.com/agext/levenshtein"
@@ -33,11 +34,16 @@ const (
 	kindBool   = "a bool"
 	kindFloat  = "a float"
 	kindTime   = "a datetime"
+	// kindDuration is a string, too.
+	kindDuration = `a duration such as "2m"`
 )
 
 // shapeOf returns the shape of a type that is made of the few kinds that a
 // [Config] has.
 func shapeOf(t reflect.Type) *shape {
+	if t == reflect.TypeFor[time.Duration]() {
+		return &shape{kind: kindDuration}
+	}
 	switch t.Kind() {
 	case reflect.Struct:
 		s := &shape{kind: kindTable, keys: map[string]*shape{}}
@@ -127,6 +133,12 @@ func (s *shape) checkTable(d *document, table map[string]toml.Primitive, at toml
 		is := kindOf(decoded)
 		if !ok {
 			found("unknown key %q; did you mean %q?", key, nearest(key, is))
+			continue
+		}
+		if text, ok := decoded.(string); ok && want.kind == kindDuration {
+			if _, err := time.ParseDuration(text); err != nil {
+				found("key %q must be %s, not %q", key, want.kind, text)
+			}
 			continue
 		}
 		if empty, _ := decoded.([]any); is != want.kind && (want.kind != kindTables || is != kindArray || len(empty) > 0) {

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"time"
 
 	"github.com/sirupsen/logrus"
 )
@@ -66,6 +67,9 @@ func (c Config) Validate() error {
 		k.fault("volumes.mount_api", c.Volumes.MountAPI, "must be one of auto, fsconfig, mount")
 	}
 	k.absoluteOrEmpty("image_service.socket", c.ImageService.Socket)
+	if c.Pull.StallTimeout < time.Second {
+		k.fault("pull.stall_timeout", c.Pull.StallTimeout.String(), "must be a second or more, such as 2m")
+	}
 	for _, name := range slices.Sorted(maps.Keys(c.Handlers)) {
 		h := c.Handlers[name]
 		k.checkHandler(name, h)

@@ -45,6 +45,7 @@ func openRoots(config conf.Config, crio *conf.CRIO, daemon bool, log logrus.Fiel
 		Driver:             crio.Driver,
 		DriverOptions:      crio.StorageOptions,
 		PullConcurrency:    config.Handlers[conf.DefaultHandler].PullConcurrency,
+		StallTimeout:       config.Pull.StallTimeout,
 		TempDir:            filepath.Join(temporary, downloads),
 		ClearTemp:          daemon,
 		BlobInfoCacheDir:   filepath.Join(config.StateDir, "cache"),
