@@ -62,8 +62,9 @@ type Handler struct {
 
 // Route sends images to a handler where the pod's runtime class does not.
 type Route struct {
-	// Image is a pattern of [path.Match] for the whole name, with registry and
-	// tag.
+	// Image is a pattern for the whole name, with registry and tag, as
+	// [doublestar.Match] has them: "*" is any text without a slash, and "**",
+	// between slashes or at an end, any number of parts of the name.
 	Image string `toml:"image"`
 	// Handler is a name in [Config.Handlers], one of CRI-O's runtime handlers,
 	// or DefaultHandler.

@@ -74,8 +74,8 @@ func TestValidateHandlersAlone(t *testing.T) {
 		route Route
 		want  string
 	}{
-		"no image":    {Route{Handler: "vm"}, `routes[0].image = "": must be a pattern for image names, such as registry.example/wasm/*`},
-		"bad pattern": {Route{Image: "[", Handler: "vm"}, `routes[0].image = "[": must be a pattern for image names, such as registry.example/wasm/*`},
+		"no image":    {Route{Handler: "vm"}, `routes[0].image = "": must be a pattern for image names, such as registry.example/wasm/**`},
+		"bad pattern": {Route{Image: "[", Handler: "vm"}, `routes[0].image = "[": must be a pattern for image names, such as registry.example/wasm/**`},
 		"no handler":  {Route{Image: "a"}, `routes[0].handler = "": must not be empty`},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -4,11 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/bmatcuk/doublestar/v4"
 )
 
 var (
@@ -84,8 +85,8 @@ func (k *checker) checkHandler(name string, h Handler) {
 
 func (k *checker) checkRoute(i int, r Route) {
 	at := fmt.Sprintf("routes[%d].", i)
-	if _, err := path.Match(r.Image, ""); err != nil || r.Image == "" {
-		k.fault(at+"image", r.Image, "must be a pattern for image names, such as registry.example/wasm/*")
+	if !doublestar.ValidatePattern(r.Image) || r.Image == "" {
+		k.fault(at+"image", r.Image, "must be a pattern for image names, such as registry.example/wasm/**")
 	}
 	if r.Handler == "" {
 		k.fault(at+"handler", r.Handler, "must not be empty")

@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"path"
 	"slices"
 	"strings"
 
+	"github.com/bmatcuk/doublestar/v4"
 	"go.podman.io/image/v5/docker/reference"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -86,7 +86,7 @@ func (c chooser) route(image string) string {
 	}
 	name := reference.TagNameOnly(named).String()
 	for _, r := range c.routes {
-		if ok, _ := path.Match(r.Image, name); ok { // the patterns were checked
+		if ok, _ := doublestar.Match(r.Image, name); ok { // the patterns were checked
 			return r.Handler
 		}
 	}

@@ -6,9 +6,9 @@ import (
 	"maps"
 	"math"
 	"net"
-	"path"
 	"slices"
 
+	"github.com/bmatcuk/doublestar/v4"
 	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -57,7 +57,7 @@ type Handler struct {
 
 // Route sends images to a handler.
 type Route struct {
-	// Image is a pattern, as [path.Match] has them, for the whole normalized name, tag or digest included.
+	// Image is a pattern, as [doublestar.Match] has them, for the whole normalized name, tag or digest included.
 	Image string
 	// Handler is one of the known handlers.
 	Handler string
@@ -98,8 +98,8 @@ func New(opt Options) (*Service, error) {
 		if _, err := c.known(r.Handler); err != nil {
 			return nil, fmt.Errorf("make the image service: route %q: %w", r.Image, err)
 		}
-		if _, err := path.Match(r.Image, ""); err != nil {
-			return nil, fmt.Errorf("make the image service: route %q: %w", r.Image, err)
+		if !doublestar.ValidatePattern(r.Image) {
+			return nil, fmt.Errorf("make the image service: route %q: %w", r.Image, doublestar.ErrBadPattern)
 		}
 	}
 	return &Service{
