@@ -121,7 +121,7 @@ func (r *Root) prove(ctx context.Context, imageID string) error {
 			continue
 		}
 		repositories = append(repositories, named.Name())
-		err = r.askFor(ctx, reference.TrimNamed(named), image.Digests)
+		err = r.askFor(ctx, reference.TrimNamed(named), image)
 		if err == nil {
 			r.recordAccess(imageID, r.byNode(named))
 			return nil
@@ -137,9 +137,9 @@ func (r *Root) prove(ctx context.Context, imageID string) error {
 	return fmt.Errorf("%w: %w", ErrUnproven, refused)
 }
 
-// askFor asks the repository for any of the manifests.
-func (r *Root) askFor(ctx context.Context, repository reference.Named, manifests []digest.Digest) (err error) {
-	for _, d := range manifests {
+// askFor asks the repository for any of the image's manifests. Of an encrypted image the node must have the keys, too.
+func (r *Root) askFor(ctx context.Context, repository reference.Named, image Image) (err error) {
+	for _, d := range image.Digests {
 		named, digestErr := reference.WithDigest(repository, d)
 		if digestErr != nil {
 			return digestErr
@@ -150,7 +150,13 @@ func (r *Root) askFor(ctx context.Context, repository reference.Named, manifests
 			if err != nil {
 				return Image{}, err
 			}
-			return Image{}, src.Close()
+			if err := src.Close(); err != nil {
+				return Image{}, err
+			}
+			if !src.presentAs(image.Digests) {
+				return Image{}, fmt.Errorf("%w: %s has another one for this platform", ErrNotFound, d)
+			}
+			return Image{}, r.unlockPresent(image.ID, src.digests)
 		})
 		if err == nil || ctx.Err() != nil {
 			return err

@@ -36,6 +36,9 @@ var (
 	// ErrSignature is returned when the node's signature policy rejects the image.
 	ErrSignature = errors.New("signature policy rejects the image")
 
+	// ErrEncrypted is returned for an image with layers that no decryption key of the node opens.
+	ErrEncrypted = errors.New("image is encrypted")
+
 	// ErrDiskFull is returned when the root's or the temporary directory's file system is full.
 	ErrDiskFull = errors.New("disk full")
 

@@ -56,6 +56,9 @@ type Options struct {
 	AuthFile string
 	// RegistriesConf and RegistriesConfDir are containers-registries.conf(5) and its directory of drop-ins.
 	RegistriesConf, RegistriesConfDir string
+	// DecryptionKeys is CRI-O's decryption_keys_path: every file below it is a key for encrypted images, read when a pull
+	// needs it. Empty means none.
+	DecryptionKeys string
 	// CertsDir is a containers-certs.d(5) directory.
 	CertsDir string
 	// InsecureRegistries is CRI-O's insecure_registries: "host", "host:port", or networks in CIDR notation. As with
@@ -76,6 +79,7 @@ type Root struct {
 	marker   string // path of the marker file, empty for a root without
 	sys      types.SystemContext
 	insecure insecureRegistries
+	keysDir  string
 	stall    time.Duration
 	backoff  []time.Duration // before the first retry, the second, …
 	slots    chan struct{}   // nil: any number of transfers
@@ -158,6 +162,7 @@ func Open(opt Options) (*Root, error) {
 		marker:   marker,
 		sys:      sys,
 		insecure: insecure,
+		keysDir:  opt.DecryptionKeys,
 		stall:    cmp.Or(opt.StallTimeout, DefaultStallTimeout),
 		backoff:  []time.Duration{time.Second, 2 * time.Second, 4 * time.Second},
 		log:      opt.Log.WithField("handler", opt.Name),

@@ -66,7 +66,7 @@ func (o PullOptions) apply(sys *types.SystemContext) {
 // ErrRegistryUnavailable.
 //
 // Errors that wrap ErrNotFound, ErrInvalidReference, ErrUnauthorized, ErrRegistryUnavailable, ErrDigestMismatch,
-// ErrSignature, ErrUnsupported, ErrDiskFull or ErrClosed say what has to change; ctx's error means that the caller left.
+// ErrSignature, ErrEncrypted, ErrUnsupported, ErrDiskFull or ErrClosed say what has to change; ctx's error means that the caller left.
 func (r *Root) Pull(ctx context.Context, ref string, opt PullOptions) (Image, error) {
 	if err := r.usable(ctx); err != nil {
 		return Image{}, fmt.Errorf("pull %q: %w", ref, err)
@@ -185,6 +185,9 @@ func (r *Root) bring(ctx context.Context, named reference.Named, sys *types.Syst
 	}
 	if has && src.presentAs(have.Digests) {
 		err := src.allowed(ctx, policy)
+		if err == nil {
+			err = r.unlockPresent(have.ID, src.digests)
+		}
 		if closeErr := src.Close(); err == nil {
 			err = closeErr
 		}
@@ -236,6 +239,10 @@ func (r *Root) transfer(ctx context.Context, named reference.Named, src *source,
 	if err != nil {
 		return Image{}, errors.Join(err, src.Close())
 	}
+	keys, err := r.unlock(src.layers)
+	if err != nil {
+		return Image{}, errors.Join(err, src.Close())
+	}
 	if err := r.takeSlot(ctx); err != nil {
 		return Image{}, errors.Join(err, src.Close())
 	}
@@ -259,6 +266,8 @@ func (r *Root) transfer(ctx context.Context, named reference.Named, src *source,
 	_, err = copy.Image(requests.traced(copyCtx), policy, destination, openedReference{src.Reference(), src.ImageSource}, &copy.Options{
 		SourceCtx:               sys,
 		DestinationCtx:          sys,
+		OciDecryptConfig:        keys,
+		RemoveSignatures:        keys != nil,     // they were checked, and are of the manifest with encrypted layers
 		ProgressInterval:        time.Nanosecond, // every read: the tracker must know when all of a blob has come
 		Progress:                events,
 		ReportResolvedReference: &stored,
@@ -275,9 +284,9 @@ func (r *Root) transfer(ctx context.Context, named reference.Named, src *source,
 	if err != nil {
 		return Image{}, fmt.Errorf("read the pulled image: %w", err)
 	}
-	if len(src.indexes) > 0 {
-		if record, err = r.addIndexes(record, named, src.indexes); err != nil {
-			return Image{}, fmt.Errorf("record the indexes of the pulled image: %w", err)
+	if len(src.manifests) > 0 {
+		if record, err = r.addManifests(record, named, src.manifests); err != nil {
+			return Image{}, fmt.Errorf("record the manifests of the pulled image: %w", err)
 		}
 	}
 	image, err := r.image(record)
@@ -288,25 +297,24 @@ func (r *Root) transfer(ctx context.Context, named reference.Named, src *source,
 	return image, nil
 }
 
-// destination is where to copy to: the name, or, for an image of an index in an index, the id alone, as the name may be
-// the digest of an index that containers/image does not see.
+// destination is where to copy to: the name, or the id alone for what may have a digest as its name that containers/image
+// does not come to: an index around an index, or the manifest of an encrypted image.
 func (r *Root) destination(named reference.Named, src *source) (types.ImageReference, error) {
-	if len(src.indexes) == 0 {
+	if len(src.manifests) == 0 {
 		return r.reference(named)
 	}
 	return istorage.Transport.NewStoreReference(r.store, nil, src.config.Encoded())
 }
 
-// addIndexes keeps the indexes that the image was chosen from with it, as containers/image keeps the only one, and gives
-// it the name.
-func (r *Root) addIndexes(record *cstorage.Image, named reference.Named, indexes [][]byte) (*cstorage.Image, error) {
-	for _, index := range indexes {
-		d, err := manifest.Digest(index)
+// addManifests keeps manifests that the image came from with it, as containers/image keeps the outermost, and gives it
+// the name.
+func (r *Root) addManifests(record *cstorage.Image, named reference.Named, manifests [][]byte) (*cstorage.Image, error) {
+	for _, blob := range manifests {
+		d, err := manifest.Digest(blob)
 		if err != nil {
 			return nil, err
 		}
-		key := cstorage.ImageDigestManifestBigDataNamePrefix + "-" + d.String()
-		if err := r.store.SetImageBigData(record.ID, key, index, manifest.Digest); err != nil {
+		if err := r.store.SetImageBigData(record.ID, manifestKey(d), blob, manifest.Digest); err != nil {
 			return nil, err
 		}
 	}

@@ -34,9 +34,10 @@ type source struct {
 	layers []types.BlobInfo
 	// config is the digest of its config.
 	config digest.Digest
-	// indexes are the contents of the indexes that it was chosen from, outermost first, where containers/image would not
-	// choose it. The source is then that of the instance by itself, and instance is nil.
-	indexes [][]byte
+	// manifests are the contents of those manifests that the root is to have, too, and that containers/image may not keep:
+	// the indexes that it was chosen from, outermost first, where containers/image would not choose it, in which case the
+	// source is that of the instance by itself, and instance is nil; and its own, where layers are encrypted.
+	manifests [][]byte
 }
 
 // knows tells whether the root has an index, or a single manifest, and the instance chosen from it already.
@@ -85,7 +86,7 @@ func readSource(ctx context.Context, s *source, sys *types.SystemContext, known 
 		s.instance = &leaf.digest
 	}
 	if leaf.apart {
-		s.indexes = append([][]byte{blob}, leaf.indexes...)
+		s.manifests = append([][]byte{blob}, leaf.indexes...)
 		s.ImageSource, s.instance = leafSource{s.ImageSource, leaf.digest}, nil
 	} else if known(top, leaf.digest) {
 		return s, nil
@@ -96,6 +97,9 @@ func readSource(ctx context.Context, s *source, sys *types.SystemContext, known 
 	}
 	if err := s.readManifest(blob, mime); err != nil {
 		return nil, err
+	}
+	if isEncrypted(s.layers) {
+		s.manifests = append(s.manifests, blob)
 	}
 	if sys.OSChoice != "" && !leaf.placed {
 		if err := checkPlatform(ctx, sys, unparsed); err != nil {

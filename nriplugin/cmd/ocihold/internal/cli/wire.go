@@ -51,6 +51,7 @@ func openRoots(config conf.Config, crio *conf.CRIO, daemon bool, log logrus.Fiel
 		BlobInfoCacheDir:   filepath.Join(config.StateDir, "cache"),
 		SignaturePolicy:    crio.SignaturePolicy,
 		AuthFile:           crio.GlobalAuthFile,
+		DecryptionKeys:     crio.DecryptionKeysPath,
 		InsecureRegistries: crio.InsecureRegistries,
 		Log:                log,
 	}
