@@ -45,6 +45,10 @@ type CRIO struct {
 	// GlobalAuthFile has the credentials for every pull
 	// (crio.image.global_auth_file).
 	GlobalAuthFile string
+	// NamespacedAuthDir is where CRI-O's credential provider leaves auth files,
+	// each for one pull for a namespace; CRI-O has it from some 1.34 on
+	// (crio.image.namespaced_auth_dir).
+	NamespacedAuthDir string
 	// SignaturePolicy is a policy.json; empty means the system's
 	// (crio.image.signature_policy).
 	SignaturePolicy string
@@ -135,6 +139,7 @@ func builtinCRIO() *CRIO {
 		InternalRepair:     true,
 		Listen:             "/var/run/crio/crio.sock",
 		PauseImage:         "registry.k8s.io/pause:3.10",
+		NamespacedAuthDir:  "/etc/crio/auth",
 		SignaturePolicyDir: "/etc/crio/policies",
 		DefaultTransport:   "docker://",
 		DecryptionKeysPath: "/etc/crio/keys/",
@@ -174,6 +179,7 @@ type crioTables struct {
 			PauseImage           *string   `toml:"pause_image"`
 			PauseImageAuthFile   *string   `toml:"pause_image_auth_file"`
 			GlobalAuthFile       *string   `toml:"global_auth_file"`
+			NamespacedAuthDir    *string   `toml:"namespaced_auth_dir"`
 			SignaturePolicy      *string   `toml:"signature_policy"`
 			SignaturePolicyDir   *string   `toml:"signature_policy_dir"`
 			BigFilesTemporaryDir *string   `toml:"big_files_temporary_dir"`
@@ -202,6 +208,7 @@ func (c *CRIO) tables() *crioTables {
 	t.Crio.Image.PauseImage = &c.PauseImage
 	t.Crio.Image.PauseImageAuthFile = &c.PauseImageAuthFile
 	t.Crio.Image.GlobalAuthFile = &c.GlobalAuthFile
+	t.Crio.Image.NamespacedAuthDir = &c.NamespacedAuthDir
 	t.Crio.Image.SignaturePolicy = &c.SignaturePolicy
 	t.Crio.Image.SignaturePolicyDir = &c.SignaturePolicyDir
 	t.Crio.Image.BigFilesTemporaryDir = &c.BigFilesTemporaryDir

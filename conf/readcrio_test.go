@@ -33,6 +33,7 @@ func TestReadCRIOBuiltIn(t *testing.T) {
 		InternalRepair:     true,
 		Listen:             "/var/run/crio/crio.sock",
 		PauseImage:         "registry.k8s.io/pause:3.10",
+		NamespacedAuthDir:  "/etc/crio/auth",
 		SignaturePolicyDir: "/etc/crio/policies",
 		DefaultTransport:   "docker://",
 		DecryptionKeysPath: "/etc/crio/keys/",
@@ -74,10 +75,10 @@ func TestReadCRIOMerges(t *testing.T) {
 				"crio.conf": "[crio.api]\nlisten = \"/0\"\n",
 				"d/a.bak":   "[crio.api]\nlisten = \"/1\"\n[crio.image]\nglobal_auth_file = \"/1\"\nsignature_policy = \"/1\"\n",
 				"d/b/z":     "[crio.image]\nglobal_auth_file = \"/2\"\nsignature_policy = \"/2\"\n",
-				"d/c.conf":  "[crio.image]\nsignature_policy = \"/3\"\n",
+				"d/c.conf":  "[crio.image]\nsignature_policy = \"/3\"\nnamespaced_auth_dir = \"/4\"\n",
 			},
 			func(t *testing.T, c *CRIO) {
-				assert.Equal(t, []string{"/1", "/2", "/3"}, []string{c.Listen, c.GlobalAuthFile, c.SignaturePolicy})
+				assert.Equal(t, []string{"/1", "/2", "/3", "/4"}, []string{c.Listen, c.GlobalAuthFile, c.SignaturePolicy, c.NamespacedAuthDir})
 			},
 		},
 		"storage options add up, the last of each stays": {

@@ -47,8 +47,22 @@ func (s *Service) pull(ctx context.Context, req *cri.PullImageRequest) (id strin
 	if err != nil {
 		return "", err
 	}
-	image, err := s.pullInto(ctx, chosen.root(), spec.GetImage(), storage.PullOptions{Auth: auth, SignaturePolicy: policy, Namespace: namespace})
+	file, err := s.takeAuthFile(namespace, spec.GetImage())
+	if err != nil {
+		return "", err
+	}
+	defer func() {
+		if removeErr := file.remove(); removeErr != nil {
+			err = errors.Join(err, fmt.Errorf("remove the auth file of namespace %q: %w", namespace, removeErr))
+		}
+	}()
+	image, err := s.pullInto(ctx, chosen.root(), spec.GetImage(), storage.PullOptions{
+		Auth: auth, AuthFile: file.path, SignaturePolicy: policy, Namespace: namespace,
+	})
 	if errors.Is(err, storage.ErrArtifact) && chosen.root() == DefaultRoot {
+		if err := file.giveBack(); err != nil {
+			return "", fmt.Errorf("leave the auth file of namespace %q to CRI-O: %w", namespace, err)
+		}
 		return s.pullByCRIO(ctx, req)
 	}
 	return image.ID, err

@@ -33,6 +33,9 @@ type Options struct {
 	// PolicyDir is CRI-O's signature_policy_dir: NAMESPACE.json there is the signature policy for pulls for pods of that
 	// namespace. Empty means none.
 	PolicyDir string
+	// AuthDir is CRI-O's namespaced_auth_dir, where its credential provider leaves an auth file for the next pull of an
+	// image for a pod of a namespace. Empty means none.
+	AuthDir string
 	// MayPull, if not nil, is asked before a pull into a root other than the default; its error refuses the pull.
 	MayPull func(ctx context.Context, root string) error
 	// Pinned are CRI-O's pinned_images patterns and its pause image: images that kubelet's garbage collection is to
@@ -72,6 +75,7 @@ type Service struct {
 	crio    *grpc.ClientConn
 	images  cri.ImageServiceClient
 	policy  string
+	authDir string
 	mayPull func(ctx context.Context, root string) error
 	pinned  []string
 	report  bool
@@ -108,6 +112,7 @@ func New(opt Options) (*Service, error) {
 		crio:    opt.CRIO,
 		images:  cri.NewImageServiceClient(opt.CRIO),
 		policy:  opt.PolicyDir,
+		authDir: opt.AuthDir,
 		mayPull: opt.MayPull,
 		pinned:  opt.Pinned,
 		report:  opt.ReportRuntimeHandler,

@@ -2,6 +2,7 @@ package imageservice_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -379,6 +380,37 @@ func TestArtifactsAreCRIOs(t *testing.T) {
 	_, err := n.images.PullImage(t.Context(), &cri.PullImageRequest{Image: spec("vm", ref)})
 	require.ErrorContains(t, err, "OCI artifact")
 	assert.Len(t, n.crio.pulled, 1)
+}
+
+func TestAuthFileOfANamespace(t *testing.T) {
+	auths := t.TempDir()
+	n := newNode(t, func(o *imageservice.Options) { o.AuthDir = auths })
+	image, artifact := n.push(t, "image:1", imageOf(t, "a", here, "")),
+		n.push(t, "artifact:1", mutate.ConfigMediaType(imageOf(t, "a", here, ""), "application/vnd.example.model"))
+	leave := func(ref string) string {
+		file := filepath.Join(auths, fmt.Sprintf("team-%x.json", sha256.Sum256([]byte(strings.TrimSuffix(ref, ":1")))))
+		require.NoError(t, os.WriteFile(file, []byte("{}"), 0o600))
+		return file
+	}
+	pull := func(namespace, ref string) error {
+		_, err := n.images.PullImage(t.Context(), &cri.PullImageRequest{
+			Image: spec("", ref), SandboxConfig: &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Namespace: namespace}},
+		})
+		return err
+	}
+	forImage, forArtifact := leave(image), leave(artifact)
+	require.NoError(t, pull("other", image))
+	require.FileExists(t, forImage, "it is for another namespace")
+	require.NoError(t, pull("team", image))
+	require.NoFileExists(t, forImage, "it is for one pull")
+	require.NoError(t, pull("team", artifact))
+	require.FileExists(t, forArtifact, "what CRI-O pulls it takes itself")
+	used, err := os.ReadDir(filepath.Join(auths, "in-use"))
+	require.NoError(t, err)
+	assert.Empty(t, used)
+
+	require.NoError(t, os.WriteFile(leave(image), []byte("no JSON"), 0o600))
+	require.Error(t, pull("team", image), "it counts, and not the node's")
 }
 
 func TestPullThatMustNotBe(t *testing.T) {

@@ -193,7 +193,8 @@ func (o *crioConfig) settled() conf.CRIO {
 		ImageStore: o.ImageStore, Driver: o.Storage, StorageOptions: list(o.StorageOptions),
 		InternalRepair: o.InternalRepair, Listen: o.Listen,
 		PauseImage: o.PauseImage, PauseImageAuthFile: o.PauseImageAuthFile, GlobalAuthFile: o.GlobalAuthFile,
-		SignaturePolicy: o.SignaturePolicyPath, SignaturePolicyDir: o.SignaturePolicyDir,
+		NamespacedAuthDir: "/etc/crio/auth", // the CRI-O at hand is too old for it
+		SignaturePolicy:   o.SignaturePolicyPath, SignaturePolicyDir: o.SignaturePolicyDir,
 		BigFilesTemporaryDir: o.BigFilesTemporaryDir, DefaultTransport: o.DefaultTransport,
 		InsecureRegistries: list(o.InsecureRegistries), PinnedImages: list(o.PinnedImages),
 		DecryptionKeysPath: o.DecryptionKeysPath, DefaultRuntime: o.DefaultRuntime,

@@ -102,6 +102,7 @@ func newImageService(config conf.Config, crio *conf.CRIO, roots *storage.Roots, 
 	return imageservice.New(imageservice.Options{
 		Roots: roots, CRIO: conn, Handlers: handlers, Routes: routes,
 		PolicyDir:            crio.SignaturePolicyDir,
+		AuthDir:              crio.NamespacedAuthDir,
 		MayPull:              mayPull(config, crioclient.NewClient(crio.Listen)),
 		Pinned:               append([]string{crio.PauseImage}, crio.PinnedImages...),
 		ReportRuntimeHandler: config.ImageService.ReportRuntimeHandler,
