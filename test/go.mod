@@ -6,6 +6,7 @@ replace github.com/ocihold/ocihold => ../
 
 require (
 	github.com/containers/ocicrypt v1.3.2
+	github.com/go-jose/go-jose/v4 v4.1.5
 	github.com/google/go-containerregistry v0.22.1
 	github.com/ocihold/ocihold v0.0.0-00010101000000-000000000000
 	github.com/sirupsen/logrus v1.10.2
@@ -42,7 +43,6 @@ require (
 	github.com/docker/docker-credential-helpers v0.9.10 // indirect
 	github.com/docker/go-connections v0.8.2 // indirect
 	github.com/docker/go-units v0.5.0 // indirect
-	github.com/go-jose/go-jose/v4 v4.1.5 // indirect
 	github.com/go-logr/logr v1.4.4 // indirect
 	github.com/go-logr/stdr v1.2.2 // indirect
 	github.com/google/go-cmp v0.7.0 // indirect

@@ -218,16 +218,13 @@ func Index(imgs ...v1.Image) (v1.ImageIndex, error) {
 type Pushable = remote.Taggable
 
 // Push pushes to a registry that rt leads to, in plain HTTP. ref is a full name;
-// auth is user:password or "".
-func Push(ctx context.Context, ref string, content Pushable, rt http.RoundTripper, auth string) error {
+// auth may be authn.Anonymous.
+func Push(ctx context.Context, ref string, content Pushable, rt http.RoundTripper, auth authn.Authenticator) error {
 	tag, err := name.ParseReference(ref, name.Insecure)
 	if err != nil {
 		return err
 	}
-	opts := []remote.Option{remote.WithContext(ctx), remote.WithTransport(rt)}
-	if user, password, ok := strings.Cut(auth, ":"); ok {
-		opts = append(opts, remote.WithAuth(&authn.Basic{Username: user, Password: password}))
-	}
+	opts := []remote.Option{remote.WithContext(ctx), remote.WithTransport(rt), remote.WithAuth(auth)}
 	switch c := content.(type) {
 	case v1.Image:
 		err = remote.Write(tag, c, opts...)

@@ -32,11 +32,7 @@ import (
 // pullAs pulls through ocihold with credentials of CRI; nil for none.
 func pullAs(t *testing.T, n *realnode.Node, handler, ref string, auth *cri.AuthConfig) (string, error) {
 	t.Helper()
-	answer, err := n.OciholdImages().PullImage(t.Context(), &cri.PullImageRequest{
-		Image: &cri.ImageSpec{Image: ref, RuntimeHandler: handler}, Auth: auth,
-		SandboxConfig: &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: "p", Namespace: "default", Uid: "u"}},
-	})
-	return answer.GetImageRef(), err
+	return pullIn(t, n, "default", handler, ref, auth)
 }
 
 // TestPullsWithCredentialsShareTransfers pulls 8 images at once for two

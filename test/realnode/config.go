@@ -22,6 +22,8 @@ import (
 	"time"
 
 	"golang.org/x/crypto/bcrypt"
+
+	"github.com/ocihold/ocihold/test/token"
 )
 
 // Handlers are the runtime handlers of every node; all of them are runc.
@@ -68,6 +70,7 @@ monitor_env = ["{{$.NodeEnv}}"]
 [crio.image]
 pause_image = "{{.Pause}}"
 signature_policy = "{{.Policy}}"
+namespaced_auth_dir = "{{.Dir}}/etc/auth"
 signature_policy_dir = "{{.Dir}}/etc/policies"
 big_files_temporary_dir = "{{.Dir}}/tmp"
 {{- if .Insecure}}
@@ -182,14 +185,14 @@ func (n *Node) writeConfig(o Options) error {
 		if err != nil {
 			return err
 		}
-		files[p.htpasswd()], files[p.authFile()] = htpasswd, auth
+		files[p.htpasswd()], files[p.authFile()], files[p.users()] = htpasswd, auth, n.state.Auth+"\n"
 	}
 	for _, f := range slices.Sorted(maps.Keys(files)) {
 		if err := os.WriteFile(f, []byte(files[f]), 0o644); err != nil {
 			return err
 		}
 	}
-	if n.state.TLS {
+	if n.state.TLS || n.state.Tokens {
 		return writeCertificate(p.cert(), p.key())
 	}
 	return nil
@@ -216,7 +219,15 @@ http:
   addr: %q
   relativeurls: true
 `, n.paths.registryData(), n.paths.registrySocket())
-	if n.state.Auth != "" {
+	switch {
+	case n.state.Tokens:
+		scheme := "http"
+		if n.state.TLS {
+			scheme = "https"
+		}
+		y += fmt.Sprintf("auth:\n  token: {realm: %q, service: %q, issuer: %q, rootcertbundle: %q}\n",
+			scheme+"://"+n.Registry()+"/token", token.Service, token.IssuerName, n.paths.cert())
+	case n.state.Auth != "":
 		y += fmt.Sprintf("auth:\n  htpasswd: {realm: node, path: %q}\n", n.paths.htpasswd())
 	}
 	return y
@@ -236,7 +247,8 @@ func credentials(registry, auth string) (htpasswd, authFile string, err error) {
 	return user + ":" + string(hash) + "\n", string(file), err
 }
 
-// writeCertificate makes a certificate for the proxy that is its own authority.
+// writeCertificate makes a certificate for the proxy and the token service that
+// is its own authority.
 func writeCertificate(certFile, keyFile string) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

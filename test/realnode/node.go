@@ -16,11 +16,14 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc"
 
 	"github.com/ocihold/ocihold/test/images"
 	"github.com/ocihold/ocihold/test/proxy"
+	"github.com/ocihold/ocihold/test/token"
 )
 
 // The programs of a node, as Kill and Start name them.
@@ -48,6 +51,9 @@ type Options struct {
 	// Auth is user:password, asked for by the registry; "" for none. CRI-O gets
 	// it by its global_auth_file.
 	Auth string
+	// Tokens makes the registry ask for tokens instead of the password, and a
+	// token service give them for it.
+	Tokens bool
 	// HandlerRoots gives the handlers vm and wasm roots of their own. Pods may
 	// choose vm by annotation; wasm is for the platform wasi/wasm.
 	HandlerRoots bool
@@ -62,6 +68,7 @@ type state struct {
 	ProxyAddress   string `json:"proxy_address"`
 	TLS            bool   `json:"tls"`
 	Auth           string `json:"auth,omitempty"`
+	Tokens         bool   `json:"tokens,omitempty"`
 	WithoutOcihold bool   `json:"without_ocihold"`
 }
 
@@ -85,7 +92,7 @@ func Up(ctx context.Context, o Options) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Node{paths: p, state: state{TLS: o.TLS, Auth: o.Auth, WithoutOcihold: o.WithoutOcihold}}
+	n := &Node{paths: p, state: state{TLS: o.TLS, Auth: o.Auth, Tokens: o.Tokens, WithoutOcihold: o.WithoutOcihold}}
 	for _, name := range []string{CRIO, Ocihold, Registry, Proxy} {
 		fd, err := n.running(name)
 		if err != nil {
@@ -247,6 +254,9 @@ func (n *Node) startProxy(ctx context.Context, listener net.Listener) error {
 		"-registry", n.paths.registrySocket(), "-control", n.paths.proxySocket())
 	if n.state.TLS {
 		cmd.Args = append(cmd.Args, "-cert", n.paths.cert(), "-key", n.paths.key())
+	}
+	if n.state.Tokens {
+		cmd.Args = append(cmd.Args, "-token-users", n.paths.users(), "-token-cert", n.paths.cert(), "-token-key", n.paths.key())
 	}
 	cmd.ExtraFiles = []*os.File{file}
 	if err := n.spawn(Proxy, cmd); err != nil {
@@ -441,5 +451,36 @@ func (n *Node) RegistryTransport() http.RoundTripper {
 // Push puts an image, an index or an artifact made by package images into the
 // registry, past the proxy. ref is without the registry: "models/small:1".
 func (n *Node) Push(ctx context.Context, ref string, content images.Pushable) error {
-	return images.Push(ctx, n.Ref(ref), content, n.RegistryTransport(), n.state.Auth)
+	auth, err := n.pushAuth(ref)
+	if err != nil {
+		return err
+	}
+	return images.Push(ctx, n.Ref(ref), content, n.RegistryTransport(), auth)
+}
+
+func (n *Node) pushAuth(ref string) (authn.Authenticator, error) {
+	user, password, ok := strings.Cut(n.state.Auth, ":")
+	switch {
+	case !ok:
+		return authn.Anonymous, nil
+	case !n.state.Tokens:
+		return &authn.Basic{Username: user, Password: password}, nil
+	}
+	named, err := name.ParseReference(n.Ref(ref))
+	if err != nil {
+		return nil, err
+	}
+	signed, err := n.Token(named.Context().RepositoryStr())
+	return &authn.Bearer{Token: signed}, err
+}
+
+// Token is a token for a repository, as the registry's token service gives it
+// to the node's user.
+func (n *Node) Token(repository string) (string, error) {
+	issuer, err := token.NewIssuer(n.paths.cert(), n.paths.key())
+	if err != nil {
+		return "", err
+	}
+	user, _, _ := strings.Cut(n.state.Auth, ":")
+	return issuer.Sign(user, repository)
 }

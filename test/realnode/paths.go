@@ -64,6 +64,7 @@ func (p paths) registryData() string    { return p.in("lib", "registry") }
 func (p paths) registrySocket() string  { return p.in("run", "registry.sock") }
 func (p paths) proxySocket() string     { return p.in("run", "proxy.sock") }
 func (p paths) htpasswd() string        { return p.in("etc", "htpasswd") }
+func (p paths) users() string           { return p.in("etc", "users") }
 func (p paths) authFile() string        { return p.in("etc", "auth.json") }
 func (p paths) cert() string            { return p.in("etc", "tls.crt") }
 func (p paths) key() string             { return p.in("etc", "tls.key") }
@@ -88,6 +89,6 @@ func (p paths) dirs() []string {
 		filepath.Join(p.containersConf(), "registries.conf.d"),
 		p.crioDropIns(), p.ociholdDropIns(), p.ociholdRunDir(), p.crioRoot(), p.registryData(),
 		p.in("etc", "cni"), p.in("etc", "nri", "plugins"), p.in("etc", "nri", "conf.d"),
-		p.in("etc", "keys"), p.in("etc", "policies"),
+		p.in("etc", "keys"), p.in("etc", "policies"), p.in("etc", "auth"),
 	}
 }
