@@ -182,7 +182,8 @@ func checkPlatform(ctx context.Context, sys *types.SystemContext, unparsed *imag
 	}
 	differs := func(has, wanted string) bool { return has != "" && wanted != "" && has != wanted }
 	if differs(config.OS, sys.OSChoice) || differs(config.Architecture, sys.ArchitectureChoice) || differs(config.Variant, sys.VariantChoice) {
-		return fmt.Errorf("%w: it is for %s, and this root has images for %s", ErrNotFound, platformText(config.Platform),
+		return fmt.Errorf("%w: it is for %s, and this root has images for %s: push it for that platform too, or change the handler's platform",
+			ErrNotFound, platformText(config.Platform),
 			platformText(ispec.Platform{OS: sys.OSChoice, Architecture: sys.ArchitectureChoice, Variant: sys.VariantChoice}))
 	}
 	return nil
