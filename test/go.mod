@@ -5,6 +5,7 @@ go 1.26.0
 replace github.com/ocihold/ocihold => ../
 
 require (
+	github.com/containerd/stargz-snapshotter/estargz v0.19.0
 	github.com/containers/ocicrypt v1.3.2
 	github.com/go-jose/go-jose/v4 v4.1.5
 	github.com/google/go-containerregistry v0.22.1

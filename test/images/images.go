@@ -120,13 +120,7 @@ func (e Entry) WithXattr(key, value string) Entry {
 
 // Layer makes a gzipped OCI layer of entries.
 func Layer(entries ...Entry) (v1.Layer, error) {
-	// The layer is read several times; a pipe keeps big files out of memory.
-	open := func() (io.ReadCloser, error) {
-		r, w := io.Pipe()
-		go func() { w.CloseWithError(write(w, entries)) }()
-		return r, nil
-	}
-	layer, err := tarball.LayerFromOpener(open, tarball.WithMediaType(types.OCILayer))
+	layer, err := tarball.LayerFromOpener(piped(entries), tarball.WithMediaType(types.OCILayer))
 	if err != nil {
 		return nil, fmt.Errorf("make layer: %w", err)
 	}
@@ -165,9 +159,11 @@ type Config struct {
 	User       string
 	Entrypoint []string
 	Env        []string
+	// Packing is Gzip unless it is said.
+	Packing Packing
 }
 
-// Image makes an OCI image of layers, lowest first.
+// Image makes an image of layers, lowest first.
 func Image(config Config, layers ...[]Entry) (v1.Image, error) {
 	if config.Platform == "" {
 		config.Platform = hostPlatform
@@ -176,7 +172,8 @@ func Image(config Config, layers ...[]Entry) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	img := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
+	manifestType, configType := config.Packing.manifest()
+	img := mutate.ConfigMediaType(mutate.MediaType(empty.Image, manifestType), configType)
 	img, err = mutate.ConfigFile(img, &v1.ConfigFile{
 		OS: platform.OS, Architecture: platform.Architecture, Variant: platform.Variant,
 		Created: v1.Time{Time: epoch}, RootFS: v1.RootFS{Type: "layers"},
@@ -186,11 +183,11 @@ func Image(config Config, layers ...[]Entry) (v1.Image, error) {
 		return nil, err
 	}
 	for _, entries := range layers {
-		layer, err := Layer(entries...)
+		layer, err := config.Packing.layer(entries)
 		if err != nil {
 			return nil, err
 		}
-		img, err = mutate.Append(img, mutate.Addendum{Layer: layer, History: v1.History{Created: v1.Time{Time: epoch}}})
+		img, err = mutate.Append(img, layer)
 		if err != nil {
 			return nil, err
 		}
@@ -198,9 +195,19 @@ func Image(config Config, layers ...[]Entry) (v1.Image, error) {
 	return img, nil
 }
 
-// Index makes an image index of images for several platforms.
+// Index makes an image index of images for several platforms, or, of Docker's
+// images, a manifest list.
 func Index(imgs ...v1.Image) (v1.ImageIndex, error) {
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
+	if len(imgs) > 0 {
+		kind, err := imgs[0].MediaType()
+		if err != nil {
+			return nil, err
+		}
+		if kind == types.DockerManifestSchema2 {
+			index = mutate.IndexMediaType(empty.Index, types.DockerManifestList)
+		}
+	}
 	for _, img := range imgs {
 		config, err := img.ConfigFile()
 		if err != nil {
