@@ -46,7 +46,7 @@ type CRIO struct {
 	// (crio.image.global_auth_file).
 	GlobalAuthFile string
 	// NamespacedAuthDir is where CRI-O's credential provider leaves auth files,
-	// each for one pull for a namespace; CRI-O has it from some 1.34 on
+	// each for one pull for a namespace; the first builds of 1.34 lack it
 	// (crio.image.namespaced_auth_dir).
 	NamespacedAuthDir string
 	// SignaturePolicy is a policy.json; empty means the system's

@@ -31,7 +31,8 @@
 //   - Taking a lease is atomic against the removal of the image: either it fails with [ErrNotFound] or the image stays.
 //   - An image that anything in any root uses is not removed, nor is a layer of a handler root that CRI-O's own root
 //     leans on; looking and removing are one under CRI-O's locks.
-//   - A caller gets an image only if the registry answers its own credentials. For whom a pull has proven access is kept
+//   - A caller gets an image only if the registry answers its own credentials and, where the image is encrypted, the node
+//     has the keys at that moment. For whom a pull has proven access is kept
 //     on the image; see [Root.Proven].
 //   - A root is never shut down, and nothing in it is unmounted.
 //

@@ -66,7 +66,8 @@ func (o PullOptions) apply(sys *types.SystemContext) {
 // ErrRegistryUnavailable.
 //
 // Errors that wrap ErrNotFound, ErrInvalidReference, ErrUnauthorized, ErrRegistryUnavailable, ErrDigestMismatch,
-// ErrSignature, ErrEncrypted, ErrUnsupported, ErrDiskFull or ErrClosed say what has to change; ctx's error means that the caller left.
+// ErrSignature, ErrEncrypted, ErrUnsupported, ErrDiskFull or ErrClosed say what has to change; ctx's error means that the
+// caller left.
 func (r *Root) Pull(ctx context.Context, ref string, opt PullOptions) (Image, error) {
 	if err := r.usable(ctx); err != nil {
 		return Image{}, fmt.Errorf("pull %q: %w", ref, err)
