@@ -57,7 +57,8 @@ func hostMapped() *cstorage.LayerOptions {
 }
 
 // Lease holds the image until Release. It is idempotent, completes a lease that is incomplete, and is atomic against
-// the image's removal: it returns ErrNotFound where the image is gone.
+// the image's removal: it returns ErrNotFound where the image is gone. One that was removed by force, lease or no lease, is
+// made again from what the lease kept, without a registry.
 func (r *Root) Lease(ctx context.Context, imageID string) error {
 	if err := r.usable(ctx); err != nil {
 		return fmt.Errorf("lease image %s: %w", imageID, err)
@@ -67,6 +68,9 @@ func (r *Root) Lease(ctx context.Context, imageID string) error {
 	}
 	r.leaseMu.Lock()
 	defer r.leaseMu.Unlock()
+	if err := r.restore(imageID); err != nil {
+		return fmt.Errorf("lease image %s in the root of handler %q: %w", imageID, r.name, err)
+	}
 	created, err := r.createRecord(imageID)
 	if err != nil {
 		return fmt.Errorf("lease image %s in the root of handler %q: %w", imageID, r.name, err)
@@ -122,9 +126,9 @@ func (r *Root) createChild(imageID string) error {
 	}
 	ids := leaseIDs(imageID)
 	child, err := r.store.Layer(ids.child)
+	has := err == nil && child.Parent == record.TopLayer
 	switch {
-	case err == nil && child.Parent == record.TopLayer:
-		return nil
+	case has:
 	case err == nil:
 		if err := r.guarded(func(leaned map[string]bool) error { return r.deleteChain(ids.child, leaned) }); err != nil {
 			return fmt.Errorf("remove the child of another top layer: %w", err)
@@ -132,9 +136,14 @@ func (r *Root) createChild(imageID string) error {
 	case !errors.Is(err, cstorage.ErrLayerUnknown):
 		return fmt.Errorf("look for the child layer: %w", err)
 	}
-	_, err = r.store.CreateLayer(ids.child, record.TopLayer, []string{childNamePrefix + imageID}, "", false, hostMapped())
-	if err != nil && !errors.Is(err, cstorage.ErrDuplicateID) {
-		return fmt.Errorf("create the child layer: %w", err)
+	if !has {
+		_, err = r.store.CreateLayer(ids.child, record.TopLayer, []string{childNamePrefix + imageID}, "", false, hostMapped())
+		if err != nil && !errors.Is(err, cstorage.ErrDuplicateID) {
+			return fmt.Errorf("create the child layer: %w", err)
+		}
+	}
+	if err := r.keepRecord(record, ids.child); err != nil {
+		return fmt.Errorf("keep the image's record with the child layer: %w", err)
 	}
 	return nil
 }

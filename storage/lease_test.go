@@ -3,6 +3,7 @@ package storage
 import (
 	"fmt"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -157,13 +158,70 @@ func TestLeaseKeepsContentThroughForcedRemoval(t *testing.T) {
 		assert.FileExists(t, filepath.Join(dirs[i], file))
 	}
 	assert.Equal(t, []Lease{{ImageID: image.ID, Complete: false}}, leases(t, root))
-	require.ErrorIs(t, root.Lease(t.Context(), image.ID), ErrNotFound)
-	assert.FileExists(t, filepath.Join(dirs[0], "file-1"), "a lease that cannot be taken takes nothing away")
 
 	require.NoError(t, root.Release(t.Context(), image.ID))
 	assert.Empty(t, leases(t, root))
 	assert.Empty(t, layerIDs(t, root))
 	assertNoLayerDirs(t, opt)
+}
+
+// TestLeaseAfterForcedRemoval makes the image again without its registry, all of it but for names that others have.
+func TestLeaseAfterForcedRemoval(t *testing.T) {
+	reg := newRegistry(t)
+	opt := testOptions(t)
+	root := open(t, opt)
+	app := imageOf(t, "base", "app")
+	reg.push(t, "app:1", indexOf(app, imageWith(t, "s390x", layerOf(t, "f", []byte("s390x")))))
+	reg.push(t, "app:2", app)
+	reg.push(t, "other:1", imageOf(t, "base", "other"))
+	image, err := root.Pull(t.Context(), reg.host+"/app:1", PullOptions{})
+	require.NoError(t, err)
+	require.NoError(t, root.Lease(t.Context(), image.ID))
+	image, err = root.Pull(t.Context(), reg.host+"/app:1", PullOptions{})
+	require.NoError(t, err)
+	record, err := root.store.Image(image.ID)
+	require.NoError(t, err)
+
+	reg.setFault(func(w http.ResponseWriter, _ *http.Request, _ http.Handler) { w.WriteHeader(http.StatusNotFound) })
+	for range 2 {
+		forceRemove(t, root, opt, image.ID)
+		require.NoError(t, root.Lease(t.Context(), image.ID))
+		again, err := root.Resolve(t.Context(), reg.host+"/app:1")
+		require.NoError(t, err)
+		assert.Equal(t, image, again)
+		assert.Equal(t, []Lease{{ImageID: image.ID, Complete: true}}, leases(t, root))
+		assertProven(t, root, image.ID, "team", true)
+		restored, err := root.store.Image(image.ID)
+		require.NoError(t, err)
+		assert.ElementsMatch(t, record.BigDataNames, restored.BigDataNames)
+		assert.Equal(t, record.BigDataDigests, restored.BigDataDigests)
+		assert.Equal(t, record.Digests, restored.Digests)
+		assert.Equal(t, record.Created, restored.Created)
+		require.ErrorContains(t, deleteImage(opt, image.ID), cstorage.ErrImageUsedByContainer.Error())
+	}
+
+	// Only the image's record has gone, its name was given to another meanwhile.
+	require.NoError(t, root.store.DeleteContainer(leaseIDs(image.ID).record))
+	require.NoError(t, deleteImage(opt, image.ID))
+	reg.setFault(nil)
+	reg.push(t, "app:1", imageOf(t, "base", "other"))
+	moved, err := root.Pull(t.Context(), reg.host+"/app:1", PullOptions{})
+	require.NoError(t, err)
+	require.NoError(t, root.Lease(t.Context(), image.ID))
+	again, err := root.Resolve(t.Context(), reg.host+"/app:1")
+	require.NoError(t, err)
+	assert.Equal(t, moved.ID, again.ID)
+	again, err = root.Resolve(t.Context(), image.ID)
+	require.NoError(t, err)
+	assert.Empty(t, again.Names)
+
+	// What cannot be read is as good as nothing.
+	forceRemove(t, root, opt, image.ID)
+	require.NoError(t, root.store.SetLayerBigData(leaseIDs(image.ID).child, keptKey, strings.NewReader(`{"version":2}`)))
+	require.ErrorIs(t, root.Lease(t.Context(), image.ID), ErrNotFound)
+	assert.Equal(t, []Lease{{ImageID: image.ID, Complete: false}}, leases(t, root), "a lease that cannot be taken takes nothing away")
+	require.NoError(t, root.Release(t.Context(), image.ID))
+	assert.Empty(t, leases(t, root))
 }
 
 func TestReleaseAfterForcedRemovalLeavesSharedLayers(t *testing.T) {
