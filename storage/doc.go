@@ -34,6 +34,7 @@
 //   - A caller gets an image only if the registry answers its own credentials and, where the image is encrypted, the node
 //     has the keys at that moment. For whom a pull has proven access is kept
 //     on the image; see [Root.Proven].
+//   - An image or layer that cannot be read is named, and does not stop the listing and the accounting of the others.
 //   - A root is never shut down, and nothing in it is unmounted.
 //
 // # Caveats

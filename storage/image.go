@@ -59,6 +59,14 @@ func (r *Root) Images(ctx context.Context) ([]Image, []error) {
 	var bad []error
 	for i := range all.Images {
 		image, err := readRecord(&all.Images[i], layer)
+		if err == nil {
+			if _, err = r.config(image.ID); errors.Is(err, ErrNotFound) {
+				continue // gone meanwhile
+			}
+			if err != nil {
+				err = fmt.Errorf("image %s, names %q: %w", image.ID, image.Names, err)
+			}
+		}
 		if err != nil {
 			bad = append(bad, fmt.Errorf("list images of handler %q: %w", r.name, err))
 			continue

@@ -93,7 +93,9 @@ type Root struct {
 	pulls    flights
 	arriving arrivals
 	leaseMu  sync.Mutex
-	usage    usageCache
+	meter    meter
+	// patience is how long Usage waits for layers to be measured.
+	patience time.Duration
 }
 
 // storesMu orders GetStore and Free, which share an unguarded list.
@@ -165,6 +167,7 @@ func Open(opt Options) (*Root, error) {
 		keysDir:  opt.DecryptionKeys,
 		stall:    cmp.Or(opt.StallTimeout, DefaultStallTimeout),
 		backoff:  []time.Duration{time.Second, 2 * time.Second, 4 * time.Second},
+		patience: measuringPatience,
 		log:      opt.Log.WithField("handler", opt.Name),
 	}
 	if opt.PullConcurrency > 0 {
@@ -189,9 +192,10 @@ func choosePlatform(sys *types.SystemContext, platform string) error {
 	return nil
 }
 
-// Close cancels the pulls under way, waits for them, and lets go of the root. It changes nothing in the root.
+// Close cancels the pulls and measuring under way, waits for them, and lets go of the root. It changes nothing in the root.
 func (r *Root) Close() error {
 	r.pulls.close()
+	r.meter.close()
 	storesMu.Lock()
 	defer storesMu.Unlock()
 	r.store.Free()

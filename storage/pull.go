@@ -294,6 +294,7 @@ func (r *Root) transfer(ctx context.Context, named reference.Named, src *source,
 	if err != nil {
 		return Image{}, fmt.Errorf("read the pulled image: %w", err)
 	}
+	r.measurePulled(ctx, record)
 	r.log.WithFields(logrus.Fields{"image": named.String(), "id": image.ID, "digest": image.Digest.String()}).Info("image pulled")
 	return image, nil
 }

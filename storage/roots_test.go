@@ -272,45 +272,6 @@ func TestImagesOnOtherDisksArePinned(t *testing.T) {
 	assert.NotEqual(t, usage.Device, other.Device)
 }
 
-func TestUsage(t *testing.T) {
-	reg := newRegistry(t)
-	reg.push(t, "a:1", imageOf(t, noise(1<<20), noise(100_000)))
-	reg.push(t, "b:1", imageOf(t, noise(1<<20), noise(200_000)))
-	node := newNode(t, "vm")
-	root := node.root(t, "vm")
-	none, err := root.Usage(t.Context())
-	require.NoError(t, err)
-	a := node.pull(t, "vm", reg.host+"/a:1")
-	one, err := root.Usage(t.Context())
-	require.NoError(t, err)
-	assert.InDelta(t, 1<<20+100_000, one.Bytes-none.Bytes, 100_000)
-	node.pull(t, "vm", reg.host+"/b:1")
-	two, err := root.Usage(t.Context())
-	require.NoError(t, err)
-	assert.InDelta(t, 200_000, two.Bytes-one.Bytes, 60_000, "the shared layer counts once")
-	assert.Greater(t, two.Inodes, one.Inodes)
-
-	dirs, err := root.LowerDirs(t.Context(), a.ID)
-	require.NoError(t, err)
-	require.NoError(t, os.Link(filepath.Join(dirs[0], "file-1"), filepath.Join(dirs[0], "linked")))
-	root.usage.layers = nil
-	linked, err := root.Usage(t.Context())
-	require.NoError(t, err)
-	assert.Equal(t, two, linked, "a hard link is the same inode")
-
-	container, err := root.store.CreateContainer("", nil, a.ID, "", "{}", nil)
-	require.NoError(t, err)
-	with, err := root.Usage(t.Context())
-	require.NoError(t, err)
-	assert.Equal(t, two, with, "containers' own layers do not count")
-	require.NoError(t, root.store.DeleteContainer(container.ID))
-
-	require.NoError(t, node.roots.Remove(t.Context(), reg.host+"/b:1", nil))
-	left, err := root.Usage(t.Context())
-	require.NoError(t, err)
-	assert.InDelta(t, one.Bytes, left.Bytes, 20_000)
-}
-
 func TestRemove(t *testing.T) {
 	reg := newRegistry(t)
 	img := imageOf(t, "one", "two")

@@ -10,7 +10,8 @@ import (
 )
 
 // ImageFsInfo tells what images take of the disks: first CRI-O's disk with all roots that are on it, which is all that
-// kubelet looks at, then the others. A root that cannot be read is left out and logged.
+// kubelet looks at, then the others. What cannot be read is left out and logged. Layers whose size is not known yet count
+// as the registry gave it.
 func (s *Service) ImageFsInfo(ctx context.Context, _ *cri.ImageFsInfoRequest) (*cri.ImageFsInfoResponse, error) {
 	disks, err := s.disks(ctx)
 	if err != nil {
@@ -44,6 +45,7 @@ roots:
 			errs = append(errs, err)
 			continue
 		}
+		errs = append(errs, usage.Bad...)
 		for i := range disks {
 			if disks[i].Device == usage.Device {
 				disks[i].Bytes += usage.Bytes
@@ -53,7 +55,7 @@ roots:
 		}
 		disks = append(disks, usage)
 	}
-	s.unread.log(s.log, errs)
+	s.unread.log(s.log, "disk use is not whole", errs)
 	return disks, nil
 }
 

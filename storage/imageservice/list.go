@@ -86,7 +86,7 @@ func (s *Service) list(ctx context.Context, filter *cri.ImageFilter) ([]*cri.Ima
 			images = append(images, image)
 		}
 	}
-	s.faults.log(s.log, errs)
+	s.faults.log(s.log, "image list is not whole", errs)
 	return images, nil
 }
 
@@ -117,7 +117,7 @@ type faults struct {
 	known map[string]struct{}
 }
 
-func (f *faults) log(log interface{ Warn(args ...any) }, errs []error) {
+func (f *faults) log(log interface{ Warn(args ...any) }, what string, errs []error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := make(map[string]struct{}, len(errs))
@@ -126,7 +126,7 @@ func (f *faults) log(log interface{ Warn(args ...any) }, errs []error) {
 	}
 	for text := range now {
 		if _, ok := f.known[text]; !ok {
-			log.Warn("image list is not whole: " + text)
+			log.Warn(what + ": " + text)
 		}
 	}
 	f.known = now
