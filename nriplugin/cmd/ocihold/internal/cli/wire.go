@@ -255,6 +255,7 @@ func (a *app) ask(ctx context.Context, config conf.Config, crio *conf.CRIO, f fu
 // imageStore is what commands that work without a daemon need.
 type imageStore interface {
 	Images(ctx context.Context) (control.Images, error)
+	DiskUse(ctx context.Context) (control.DiskUse, error)
 	Pull(ctx context.Context, handler, ref string, progress func(storage.Progress)) (storage.Image, error)
 	Import(ctx context.Context, handler, from, name string, progress func(storage.Progress)) (storage.Image, error)
 	Remove(ctx context.Context, handler, ref string) error
@@ -295,6 +296,18 @@ func (s localStore) Images(ctx context.Context) (control.Images, error) {
 		result.Faults = append(result.Faults, err.Error())
 	}
 	result.Images = list
+	return result, nil
+}
+
+func (s localStore) DiskUse(ctx context.Context) (control.DiskUse, error) {
+	roots, errs := s.roots.Report(ctx)
+	if len(roots) == 0 {
+		return control.DiskUse{}, errors.Join(errs...)
+	}
+	result := control.DiskUse{Roots: roots}
+	for _, err := range errs {
+		result.Faults = append(result.Faults, err.Error())
+	}
 	return result, nil
 }
 

@@ -51,6 +51,11 @@ func (c *Client) Images(ctx context.Context) (Images, error) {
 	return get[Images](ctx, c, "/images")
 }
 
+// DiskUse asks what the roots have on their disks.
+func (c *Client) DiskUse(ctx context.Context) (DiskUse, error) {
+	return get[DiskUse](ctx, c, "/df")
+}
+
 // Pull asks for a pull and passes its progress on.
 func (c *Client) Pull(ctx context.Context, handler, ref string, progress func(storage.Progress)) (storage.Image, error) {
 	return c.follow(ctx, "/pull?"+imageQuery(handler, ref), progress)

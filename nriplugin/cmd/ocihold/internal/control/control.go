@@ -31,12 +31,19 @@ type Images struct {
 	Faults []string          `json:"faults,omitempty"`
 }
 
+// DiskUse is what roots have on their disks, and what could not be read of them.
+type DiskUse struct {
+	Roots  []storage.RootUsage `json:"roots"`
+	Faults []string            `json:"faults,omitempty"`
+}
+
 // Daemon is what the commands may ask for. The daemon implements it, and
 // Client passes it on.
 type Daemon interface {
 	Status(ctx context.Context) (Status, error)
 	Volumes(ctx context.Context) ([]imagevolume.Status, error)
 	Images(ctx context.Context) (Images, error)
+	DiskUse(ctx context.Context) (DiskUse, error)
 	// Pull pulls into the handler's root; without a handler, into the one that a
 	// route gives, or the default one.
 	Pull(ctx context.Context, handler, ref string, progress func(storage.Progress)) (storage.Image, error)

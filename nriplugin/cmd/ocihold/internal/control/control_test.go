@@ -39,6 +39,10 @@ func (d daemon) Images(context.Context) (control.Images, error) {
 	return control.Images{Images: []storage.ImageAt{{Image: storage.Image{ID: "a"}, Handlers: []string{"vm"}}}, Faults: []string{"b"}}, d.err
 }
 
+func (d daemon) DiskUse(context.Context) (control.DiskUse, error) {
+	return control.DiskUse{Roots: []storage.RootUsage{{Handler: "vm", Images: []storage.ImageUsage{{ID: "a"}}}}, Faults: []string{"b"}}, d.err
+}
+
 // Pull of "endless" ends when its context does.
 func (d daemon) Pull(ctx context.Context, handler, ref string, progress func(storage.Progress)) (storage.Image, error) {
 	for done := range int64(3) {
@@ -99,6 +103,10 @@ func TestAnswers(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, control.Images{Images: []storage.ImageAt{{Image: storage.Image{ID: "a"}, Handlers: []string{"vm"}}}, Faults: []string{"b"}}, images)
 
+	disks, err := client.DiskUse(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, control.DiskUse{Roots: []storage.RootUsage{{Handler: "vm", Images: []storage.ImageUsage{{ID: "a"}}}}, Faults: []string{"b"}}, disks)
+
 	var seen []int64
 	image, err := client.Pull(t.Context(), "v&m", "reg/a b?&#:1", func(p storage.Progress) { seen = append(seen, p.Done) })
 	require.NoError(t, err)
@@ -121,6 +129,8 @@ func TestErrors(t *testing.T) {
 	_, err := client.Status(t.Context())
 	require.EqualError(t, err, "the disk is full")
 	_, err = client.Images(t.Context())
+	require.EqualError(t, err, "the disk is full")
+	_, err = client.DiskUse(t.Context())
 	require.EqualError(t, err, "the disk is full")
 	_, err = client.Pull(t.Context(), "", "a", func(storage.Progress) {})
 	require.EqualError(t, err, "the disk is full")

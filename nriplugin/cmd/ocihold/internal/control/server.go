@@ -51,6 +51,7 @@ func handler(daemon Daemon, log logrus.FieldLogger) http.Handler {
 	mux.Handle("GET /status", answer(log, daemon.Status))
 	mux.Handle("GET /volumes", answer(log, daemon.Volumes))
 	mux.Handle("GET /images", answer(log, daemon.Images))
+	mux.Handle("GET /df", answer(log, daemon.DiskUse))
 	mux.HandleFunc("POST /pull", func(w http.ResponseWriter, r *http.Request) {
 		query := r.URL.Query()
 		bring(r.Context(), w, func(ctx context.Context, progress func(storage.Progress)) (storage.Image, error) {
