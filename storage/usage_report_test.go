@@ -82,6 +82,12 @@ func TestReport(t *testing.T) {
 	assert.True(t, imageIn(t, vm, imageID(t, c)).Used)
 
 	require.NoError(t, root.store.DeleteContainer(container.ID))
+	record, err := root.store.Image(imageID(t, c))
+	require.NoError(t, err)
+	child, err := root.store.CreateLayer("", record.TopLayer, nil, "", false, hostMapped())
+	require.NoError(t, err)
+	assert.Zero(t, reported(t, node)["vm"].ReclaimableBytes, "a child keeps the layers below it")
+	require.NoError(t, root.store.DeleteLayer(child.ID))
 	before := reported(t, node)["vm"]
 	require.NoError(t, node.roots.Remove(t.Context(), imageID(t, c), nil))
 	after := reported(t, node)["vm"]
@@ -94,7 +100,7 @@ func TestReportOfTwoRoots(t *testing.T) {
 	base, x, y := noise(1<<20), noise(2<<20), noise(4<<20)
 	reg.push(t, "x:1", imageOf(t, base, x))
 	reg.push(t, "y:1", imageOf(t, base, y))
-	reg.push(t, "z:1", imageOf(t, "z"))
+	reg.push(t, "z:1", imageOf(t, noise(8<<20)))
 	const slack = 300_000
 	node := newNode(t, "vm", "wasm")
 	image := node.pull(t, "vm", reg.host+"/x:1")
@@ -109,12 +115,21 @@ func TestReportOfTwoRoots(t *testing.T) {
 	leaning := imageIn(t, roots["default"], imageID(t, imageOf(t, base, y)))
 	assert.Contains(t, leaning.LeansOn, "vm")
 	assert.InDelta(t, 4<<20, leaning.Bytes, slack, "its base is in another root")
-	assert.InDelta(t, 2<<20, roots["vm"].ReclaimableBytes, slack, "the base stays")
+	assert.InDelta(t, (2+8)<<20, roots["vm"].ReclaimableBytes, slack, "the base stays")
 	for handler, root := range roots {
 		for _, image := range root.Images {
 			assert.Equal(t, image.ID == z.ID, image.InTwoRoots, "%s in %s", image.Names, handler)
 		}
 	}
+
+	require.NoError(t, node.crio("create", z.ID, "c")) // from CRI-O's own copy
+	roots = reported(t, node)
+	for _, handler := range []string{"default", "vm"} {
+		assert.True(t, imageIn(t, roots[handler], z.ID).Used, handler)
+	}
+	assert.InDelta(t, 2<<20, roots["vm"].ReclaimableBytes, slack, "no copy of an image in use is removed")
+	require.NoError(t, node.crio("delete", "c"))
+	require.NoError(t, node.roots.RemoveFrom(t.Context(), "vm", z.ID, nil))
 
 	require.NoError(t, node.roots.RemoveFrom(t.Context(), "vm", image.ID, nil))
 	vm := reported(t, node)["vm"]

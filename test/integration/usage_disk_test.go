@@ -319,4 +319,3 @@ func countWith(texts []string, part string) (n int) {
 	}
 	return n
 }
-
