@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -18,12 +19,13 @@ const defaultKubeletConfig = "/var/lib/kubelet/config.yaml"
 type kubeletSettings struct {
 	source   string // what named the endpoint, or could have
 	endpoint string
+	runtime  string // the endpoint for pods and containers, if named
 }
 
 // checkKubelet looks whether kubelet asks Ocihold for images.
 func (c *checker) checkKubelet() {
 	const check = "kubelet"
-	settings, err := readKubelet("/proc", c.kubelet)
+	settings, err := readKubelet("/proc", c.kubelet, c.inForce.Listen)
 	if errors.Is(err, fs.ErrNotExist) {
 		c.add(check, checkWarning, "no kubelet runs here, and there is no "+c.kubelet, "name its file by --kubelet-config")
 		return
@@ -52,37 +54,58 @@ func (c *checker) checkKubelet() {
 	c.add(check, checkFailed, detail, fix)
 }
 
-// readKubelet finds out where kubelet asks for images: by the command line of
-// one that runs, as seen below proc, else by its configuration file and the
-// drop-ins of that.
-func readKubelet(proc, file string) (kubeletSettings, error) {
-	args, err := kubeletArgs(proc)
+// readKubelet finds out where the kubelet of the CRI-O with that socket asks for
+// images: by the command line of one that runs, as seen below proc, else by its
+// configuration file and the drop-ins of that.
+func readKubelet(proc, file, crio string) (kubeletSettings, error) {
+	running, err := kubelets(proc)
 	if err != nil {
 		return kubeletSettings{}, err
 	}
-	const flag = "image-service-endpoint"
-	if endpoint, ok := flagValue(args, flag); ok {
-		return kubeletSettings{"--" + flag, endpoint}, nil
+	for _, args := range running {
+		settings, err := settingsOf(args, file)
+		if err != nil || settings.runtime == "" || samePath(socketOf(settings.runtime), crio) {
+			return settings, err
+		}
 	}
-	if named, ok := flagValue(args, "config"); ok {
+	return settingsOf(nil, file)
+}
+
+// settingsOf reads the settings of a kubelet that was started with args.
+func settingsOf(args []string, file string) (kubeletSettings, error) {
+	const images, runtime = "image-service-endpoint", "container-runtime-endpoint"
+	var settings kubeletSettings
+	named, isNamed := flagValue(args, "config")
+	if isNamed {
 		file = named
 	}
-	var settings kubeletSettings
-	if settings, err = settings.override(file); err != nil {
-		return kubeletSettings{}, err
-	}
-	dir, ok := flagValue(args, "config-dir")
-	if !ok {
-		return settings, nil
-	}
-	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() || filepath.Ext(path) != ".conf" {
-			return err
+	imagesFlag, hasImages := flagValue(args, images)
+	runtimeFlag, hasRuntime := flagValue(args, runtime)
+	if isNamed || !hasImages {
+		var err error
+		if settings, err = settings.override(file); err != nil {
+			return kubeletSettings{}, err
 		}
-		settings, err = settings.override(path)
-		return err
-	})
-	return settings, err
+	}
+	if dir, ok := flagValue(args, "config-dir"); ok {
+		err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || entry.IsDir() || filepath.Ext(path) != ".conf" {
+				return err
+			}
+			settings, err = settings.override(path)
+			return err
+		})
+		if err != nil {
+			return kubeletSettings{}, err
+		}
+	}
+	if hasImages {
+		settings.source, settings.endpoint = "--"+images, imagesFlag
+	}
+	if hasRuntime {
+		settings.runtime = runtimeFlag
+	}
+	return settings, nil
 }
 
 // override reads one of kubelet's files.
@@ -92,23 +115,26 @@ func (s kubeletSettings) override(file string) (kubeletSettings, error) {
 		return s, fmt.Errorf("read kubelet's configuration: %w", err)
 	}
 	var content struct {
-		ImageServiceEndpoint string `yaml:"imageServiceEndpoint"`
+		ImageServiceEndpoint     string `yaml:"imageServiceEndpoint"`
+		ContainerRuntimeEndpoint string `yaml:"containerRuntimeEndpoint"`
 	}
 	if err := yaml.Unmarshal(text, &content); err != nil {
 		return s, fmt.Errorf("read kubelet's configuration %s: %w", file, err)
 	}
 	if content.ImageServiceEndpoint != "" || s.source == "" {
-		s = kubeletSettings{file, content.ImageServiceEndpoint}
+		s.source, s.endpoint = file, content.ImageServiceEndpoint
 	}
+	s.runtime = cmp.Or(content.ContainerRuntimeEndpoint, s.runtime)
 	return s, nil
 }
 
-// kubeletArgs returns the arguments of a kubelet that runs, none if none does.
-func kubeletArgs(proc string) ([]string, error) {
+// kubelets returns the arguments of each kubelet that runs.
+func kubelets(proc string) ([][]string, error) {
 	files, err := filepath.Glob(filepath.Join(proc, "[0-9]*", "cmdline"))
 	if err != nil {
 		return nil, err
 	}
+	var running [][]string
 	for _, file := range files {
 		line, err := os.ReadFile(file)
 		if err != nil {
@@ -120,11 +146,12 @@ func kubeletArgs(proc string) ([]string, error) {
 		}
 		for i, arg := range args[:min(2, len(args))] { // as a program of its own, or of hyperkube
 			if filepath.Base(arg) == "kubelet" {
-				return args[i+1:], nil
+				running = append(running, args[i+1:])
+				break
 			}
 		}
 	}
-	return nil, nil
+	return running, nil
 }
 
 // flagValue returns the last value that a command line gives to a flag.

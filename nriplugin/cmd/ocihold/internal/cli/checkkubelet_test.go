@@ -19,25 +19,25 @@ func TestReadKubelet(t *testing.T) {
 	}{
 		"file": {
 			files: map[string]string{"config.yaml": "imageServiceEndpoint: unix:///a"},
-			want:  kubeletSettings{"DIR/config.yaml", "unix:///a"},
+			want:  kubeletSettings{source: "DIR/config.yaml", endpoint: "unix:///a"},
 		},
 		"file without it": {
 			files: map[string]string{"config.yaml": "containerRuntimeEndpoint: unix:///a"},
-			want:  kubeletSettings{"DIR/config.yaml", ""},
+			want:  kubeletSettings{source: "DIR/config.yaml", runtime: "unix:///a"},
 		},
 		"flag before file": {
 			args:  "/usr/bin/kubelet --v=2 --image-service-endpoint=unix:///b --config DIR/config.yaml",
 			files: map[string]string{"config.yaml": "imageServiceEndpoint: unix:///a"},
-			want:  kubeletSettings{"--image-service-endpoint", "unix:///b"},
+			want:  kubeletSettings{source: "--image-service-endpoint", endpoint: "unix:///b"},
 		},
 		"last flag": {
 			args: "kubelet --image-service-endpoint unix:///b -image-service-endpoint=unix:///c",
-			want: kubeletSettings{"--image-service-endpoint", "unix:///c"},
+			want: kubeletSettings{source: "--image-service-endpoint", endpoint: "unix:///c"},
 		},
 		"file of the one that runs": {
 			args:  "hyperkube kubelet --config=DIR/other.yaml",
 			files: map[string]string{"config.yaml": "imageServiceEndpoint: unix:///a", "other.yaml": "imageServiceEndpoint: unix:///b"},
-			want:  kubeletSettings{"DIR/other.yaml", "unix:///b"},
+			want:  kubeletSettings{source: "DIR/other.yaml", endpoint: "unix:///b"},
 		},
 		"drop-ins": {
 			args: "kubelet --config DIR/config.yaml --config-dir DIR/d",
@@ -45,12 +45,24 @@ func TestReadKubelet(t *testing.T) {
 				"config.yaml": "imageServiceEndpoint: unix:///a", "d/10.conf": "imageServiceEndpoint: unix:///b",
 				"d/20.conf": "kind: KubeletConfiguration", "d/30.yaml": "imageServiceEndpoint: unix:///c",
 			},
-			want: kubeletSettings{"DIR/d/10.conf", "unix:///b"},
+			want: kubeletSettings{source: "DIR/d/10.conf", endpoint: "unix:///b"},
+		},
+		"of this CRI-O": {
+			args:  "kubelet --image-service-endpoint=unix:///b --config=DIR/config.yaml",
+			files: map[string]string{"config.yaml": "containerRuntimeEndpoint: unix:///crio.sock"},
+			want:  kubeletSettings{source: "--image-service-endpoint", endpoint: "unix:///b", runtime: "unix:///crio.sock"},
+		},
+		"of another CRI-O": {
+			args: "kubelet --image-service-endpoint=unix:///b --container-runtime-endpoint=unix:///other.sock --config=DIR/other.yaml",
+			files: map[string]string{
+				"config.yaml": "imageServiceEndpoint: unix:///a", "other.yaml": "containerRuntimeEndpoint: unix:///crio.sock",
+			},
+			want: kubeletSettings{source: "DIR/config.yaml", endpoint: "unix:///a"},
 		},
 		"another program": {
 			args:  "vi --image-service-endpoint=unix:///b kubelet",
 			files: map[string]string{"config.yaml": "imageServiceEndpoint: unix:///a"},
-			want:  kubeletSettings{"DIR/config.yaml", "unix:///a"},
+			want:  kubeletSettings{source: "DIR/config.yaml", endpoint: "unix:///a"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -68,17 +80,17 @@ func TestReadKubelet(t *testing.T) {
 			if tc.args != "" {
 				write("proc/12/cmdline", strings.ReplaceAll(strings.ReplaceAll(tc.args, "DIR", dir), " ", "\x00")+"\x00")
 			}
-			got, err := readKubelet(filepath.Join(dir, "proc"), filepath.Join(dir, "config.yaml"))
+			got, err := readKubelet(filepath.Join(dir, "proc"), filepath.Join(dir, "config.yaml"), "/crio.sock")
 			require.NoError(t, err)
 			got.source = strings.ReplaceAll(got.source, dir, "DIR")
 			assert.Equal(t, tc.want, got)
 		})
 	}
-	_, err := readKubelet(t.TempDir(), filepath.Join(t.TempDir(), "absent"))
+	_, err := readKubelet(t.TempDir(), filepath.Join(t.TempDir(), "absent"), "")
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	require.NoError(t, os.WriteFile(file, []byte("imageServiceEndpoint: [\n"), 0o644))
-	_, err = readKubelet(t.TempDir(), file)
+	_, err = readKubelet(t.TempDir(), file, "")
 	require.ErrorContains(t, err, file)
 }
 
