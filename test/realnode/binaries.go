@@ -33,6 +33,7 @@ var (
 	crictlTool   = tool{"crictl", "crictl", "sigs.k8s.io/cri-tools/cmd/crictl", "", false}
 	registryTool = tool{"registry", "registry", "github.com/distribution/distribution/v3/cmd/registry", "", false}
 	oracleTool   = tool{"oracle", "crio", "./oracle", crioTags, true}
+	kubeletTool  = tool{"kubelet", "kubelet", "k8s.io/kubernetes/cmd/kubelet", "", false}
 )
 
 // builder builds programs and keeps them in the cache directory.
@@ -58,11 +59,20 @@ func newBuilder(log func(string)) (builder, error) {
 // OracleBinary builds the program that prints CRI-O's own reading of its
 // configuration, if it is not in the cache, and returns its path.
 func OracleBinary(ctx context.Context) (string, error) {
+	return toolBinary(ctx, oracleTool)
+}
+
+// KubeletBinary does so for kubelet, whose build takes minutes.
+func KubeletBinary(ctx context.Context) (string, error) {
+	return toolBinary(ctx, kubeletTool)
+}
+
+func toolBinary(ctx context.Context, t tool) (string, error) {
 	b, err := newBuilder(func(string) {})
 	if err != nil {
 		return "", err
 	}
-	return b.tool(ctx, oracleTool)
+	return b.tool(ctx, t)
 }
 
 // tool returns the cached program, built first if need be. Its name in the
