@@ -13,7 +13,7 @@ FUZZTIME ?= 10s
 GOLANGCI := v2.15.0
 TOOLS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ocihold-test/tools
 
-.PHONY: help build install uninstall deps node demo test unit integration bats bench soak fuzz lint fmt clean
+.PHONY: help build install uninstall deps node demo test unit integration bats kubelet bench soak fuzz lint fmt clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,11 +50,15 @@ integration: ## Test on a real node: CRI-O, registry, mounts
 bats: ## Test the command lines on a real node
 	bats bats
 
+kubelet: deps ## Test with a real kubelet, whose build takes minutes and is kept
+	OCIHOLD_KUBELET=1 CGO_ENABLED=0 go -C test test -tags "$(TAGS)" -count=1 -timeout 40m -run 'TestKubelet' -v ./integration 2>&1 | \
+		grep -vE '^=== (RUN|PAUSE|CONT|NAME)'
+
 bench: deps ## Measure, as ratios against native CRI-O in the same run
 	CGO_ENABLED=0 go test -tags "$(TAGS)" -run '^$$' -bench . -benchtime 200x ./imagevolume/hostmount
 	CGO_ENABLED=0 go -C test test -tags "$(TAGS)" -count=1 -timeout 60m -run '^$$' -bench . -benchtime 1x ./integration
 
-soak: deps ## Run the integration tests at their full counts
+soak: deps ## Run the integration tests at their full counts, and those with a real kubelet
 	OCIHOLD_SOAK=1 CGO_ENABLED=0 go -C test test -tags "$(TAGS)" -count=1 -timeout 6h -v ./... 2>&1 | grep -vE '^=== (RUN|PAUSE|CONT|NAME)'
 
 fuzz: ## Run every fuzz target for FUZZTIME

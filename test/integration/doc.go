@@ -3,5 +3,6 @@
 // nothing is left of its pods; see realnode.Node.AssertClean.
 //
 // OCIHOLD_SOAK=1 runs the full counts; a count in a test is written as
-// count(scaled, full).
+// count(scaled, full). It also runs the tests with a real kubelet, as
+// OCIHOLD_KUBELET=1 does; OCIHOLD_RECORD=1 then records anew what kubelet says.
 package integration
