@@ -356,15 +356,20 @@ func wasmImage(t *testing.T, n *realnode.Node) string {
 	return n.Ref("disk/wasm:1")
 }
 
-// disk is a file system in a file, mounted as the root of vm of a node's
-// directory.
+// disk is a file system in a file, mounted in a node's directory.
 type disk struct{ node, file, point string }
 
+// newDisk makes a disk for the root of vm.
 func newDisk(t *testing.T, kind string) *disk {
+	t.Helper()
+	return newDiskAt(t, kind, filepath.Join("lib", "handlers", "vm"))
+}
+
+func newDiskAt(t *testing.T, kind, point string) *disk {
 	t.Helper()
 	node, err := os.MkdirTemp("", "node")
 	require.NoError(t, err)
-	d := &disk{node: node, file: filepath.Join(t.TempDir(), "disk"), point: filepath.Join(node, "lib", "handlers", "vm")}
+	d := &disk{node: node, file: filepath.Join(t.TempDir(), "disk"), point: filepath.Join(node, point)}
 	const size = 320 << 20 // mkfs.xfs wants 300 MiB
 	require.NoError(t, os.WriteFile(d.file, nil, 0o600))
 	require.NoError(t, os.Truncate(d.file, size))
