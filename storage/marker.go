@@ -16,7 +16,7 @@ const markerFile = ".ocihold-root"
 // idempotent. It fails where the root is marked as another handler's.
 //
 // It belongs where an operator sets a node up, with the root's disk mounted, and nowhere else: a directory without a
-// marker it takes for a new root if it is empty or a root of containers/storage, and refuses otherwise.
+// marker it takes for a new root if it is empty or a root of containers/storage with images, and refuses otherwise.
 func PrepareRoot(opt Options) error {
 	if err := prepareRoot(opt); err != nil {
 		return fmt.Errorf("prepare the root of handler %q at %s: %w", opt.Name, opt.GraphRoot, err)
@@ -47,21 +47,26 @@ func prepareRoot(opt Options) error {
 
 // checkNew refuses a directory that has other things than images.
 func checkNew(dir string) error {
+	// Where a disk is not mounted, CRI-O makes directories of an image store, with lock files.
+	switch isStore, err := present(filepath.Join(dir, "overlay-images", "images.json")); {
+	case err != nil:
+		return err
+	case isStore:
+		return nil
+	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
 	}
-	foreign := ""
 	for _, e := range entries {
-		if e.Name() == "overlay-images" {
-			return nil
+		switch name := e.Name(); {
+		case name == "lost+found", strings.HasPrefix(name, markerFile):
+		case name == "overlay-images", name == "overlay-layers":
+			return fmt.Errorf("%s is there and has no images, as CRI-O leaves it where a disk is not mounted: mount the disk of this root; "+
+				"for a new root, empty the directory", filepath.Join(dir, name))
+		default:
+			return fmt.Errorf("%s is there and no image store: give the root an empty directory", filepath.Join(dir, name))
 		}
-		if e.Name() != "lost+found" && !strings.HasPrefix(e.Name(), markerFile) {
-			foreign = e.Name()
-		}
-	}
-	if foreign != "" {
-		return fmt.Errorf("%s is there and no image store: give the root an empty directory", filepath.Join(dir, foreign))
 	}
 	return nil
 }

@@ -15,8 +15,9 @@ import (
 // before anything is locked.
 //
 // It returns ErrNotFound where no root has such an image, and ErrInUse, saying who uses it, where the image is leased
-// or being pulled in any root, or any container is made from it; then nothing is removed. Where a container comes into
-// being meanwhile, the roots before it may have lost their copy: never the one that the container runs from.
+// or being pulled in any root, or any container is made from it; then nothing is removed. Only where another program
+// makes a container between the removal from CRI-O's own root and that from the others has CRI-O's lost a copy that
+// nothing used by then.
 //
 // Layers that CRI-O's own root leans on stay until it does so no longer. Roots whose disk is not mounted are passed
 // over.
@@ -89,21 +90,17 @@ func (r *Roots) removable(ctx context.Context, handler, ref string, inUse func(s
 			users = append(users, others...)
 		}
 	}
-	if len(users) == 0 {
-		if users, err = r.containersInHandlers(ids); err != nil {
-			return nil, err
-		}
-		err = r.crio.locked(func(state *crioState) error {
-			for _, id := range ids {
-				users = append(users, state.containersOf(id)...)
+	if len(users) > 0 {
+		return nil, inUseBy(users)
+	}
+	return ids, r.crio.locked(func(state *crioState) error {
+		for _, id := range ids {
+			if err := r.unused(state, id); err != nil {
+				return err
 			}
-			return nil
-		})
-	}
-	if err == nil && len(users) > 0 {
-		err = inUseBy(users)
-	}
-	return ids, err
+		}
+		return nil
+	})
 }
 
 func inUseBy(users []string) error {
@@ -124,8 +121,8 @@ func (r *Roots) pulling(names []string) (users []string) {
 	return users
 }
 
-// containersInHandlers names the containers that other programs made in handler roots from one of the images.
-func (r *Roots) containersInHandlers(imageIDs []string) (users []string, err error) {
+// containersInHandlers names the containers in handler roots that are made from the image, leases among them.
+func (r *Roots) containersInHandlers(imageID string) (users []string, err error) {
 	handlers, _ := r.mounted()
 	for _, root := range handlers {
 		containers, err := root.store.Containers()
@@ -133,37 +130,53 @@ func (r *Roots) containersInHandlers(imageIDs []string) (users []string, err err
 			return nil, fmt.Errorf("list the containers in the root of handler %q: %w", root.name, err)
 		}
 		for i := range containers {
-			if slices.Contains(imageIDs, containers[i].ImageID) {
-				users = append(users, fmt.Sprintf("container %s in the root of handler %q", containers[i].ID, root.name))
+			if containers[i].ImageID == imageID {
+				users = append(users, fmt.Sprintf("%s in the root of handler %q", describe(containers[i].Names, containers[i].ID), root.name))
 			}
 		}
 	}
 	return users, nil
 }
 
-// containersOf names the containers of CRI-O's root that are made from the image, whichever root has that.
+// containersOf names the containers of CRI-O's root that are made from the image, whichever root has that, and leases.
 func (s *crioState) containersOf(imageID string) (users []string) {
 	for _, c := range s.containers {
-		if c.ImageID != imageID {
-			continue
+		if c.ImageID == imageID {
+			users = append(users, describe(c.Names, c.ID))
 		}
-		users = append(users, "container "+nameOr(c.Names, c.ID))
 	}
 	return users
 }
 
+// describe says what a container record is.
+func describe(names []string, id string) string {
+	if _, ok := heldBy(names, recordNamePrefix); ok {
+		return "a lease"
+	}
+	return "container " + nameOr(names, id)
+}
+
 // remove removes the image from CRI-O's own root and then, in one hold of the locks of that, from the handler roots.
-// CRI-O's comes first: its copy may lean on theirs.
+// CRI-O's comes first: its copy may lean on theirs. Nothing is removed before all roots were asked who uses it.
 func (r *Roots) remove(ctx context.Context, handler, id string) error {
 	if err := r.base.usable(ctx); err != nil {
 		return err
 	}
+	handlers, _ := r.mounted()
+	// None of ours is leased meanwhile.
+	for _, root := range append([]*Root{r.base}, handlers...) {
+		root.leaseMu.Lock()
+		defer root.leaseMu.Unlock()
+	}
 	if handler == "" || handler == r.base.name {
+		if err := r.crio.locked(func(state *crioState) error { return r.unused(state, id) }); err != nil {
+			return err
+		}
+		// It looks itself for containers of CRI-O's root, under the locks of that.
 		if err := r.base.deleteImage(id); err != nil {
 			return fmt.Errorf("root of handler %q: %w", r.base.name, err)
 		}
 	}
-	handlers, _ := r.mounted()
 	if handler != "" {
 		handlers = slices.DeleteFunc(handlers, func(root *Root) bool { return root.name != handler })
 	}
@@ -171,8 +184,8 @@ func (r *Roots) remove(ctx context.Context, handler, id string) error {
 		return nil
 	}
 	return r.crio.locked(func(state *crioState) error {
-		if users := state.containersOf(id); len(users) > 0 {
-			return inUseBy(users)
+		if err := r.unused(state, id); err != nil {
+			return err
 		}
 		for _, root := range handlers {
 			leaned, err := state.leanedOn(root)
@@ -191,6 +204,18 @@ func (r *Roots) remove(ctx context.Context, handler, id string) error {
 		}
 		return nil
 	})
+}
+
+// unused returns ErrInUse where a root has a container of the image.
+func (r *Roots) unused(state *crioState, imageID string) error {
+	users, err := r.containersInHandlers(imageID)
+	if err != nil {
+		return err
+	}
+	if users = append(users, state.containersOf(imageID)...); len(users) > 0 {
+		return inUseBy(users)
+	}
+	return nil
 }
 
 // keepLeaned keeps those of the image's layers that are leaned on.
