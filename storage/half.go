@@ -10,8 +10,8 @@ import (
 )
 
 // RemoveHalf removes what a pull leaves that is killed as it records its image: records with neither a name nor a
-// manifest, over which CRI-O's image list would fail. It belongs before the first pull, and looks at those roots only
-// whose disk is mounted.
+// manifest, over which CRI-O's image list would fail. Of a pull under way no such record is seen: the record and the
+// manifest are written in one hold of the root's lock. It looks at those roots only whose disk is mounted.
 func (r *Roots) RemoveHalf(ctx context.Context) error {
 	roots, _ := r.all()
 	var errs []error

@@ -43,6 +43,10 @@ func TestMarker(t *testing.T) {
 	mount()
 	root, err := roots.Handler("vm")
 	require.NoError(t, err)
+	assert.Len(t, roots.Returned(), 1)
+	<-roots.Returned()
+	_, err = root.store.CreateImage("", nil, "", "", nil) // half an image
+	require.NoError(t, err)
 	image, err := root.Pull(t.Context(), reg.host+"/a:1", PullOptions{})
 	require.NoError(t, err)
 
@@ -75,7 +79,13 @@ func TestMarker(t *testing.T) {
 	mount()
 	defer unmount()
 	images, errs = roots.List(t.Context())
+	require.Len(t, errs, 1)
+	require.ErrorIs(t, errs[0], ErrBadRecord)
+	<-roots.Returned()
+	require.NoError(t, roots.RemoveHalf(t.Context()))
+	images, errs = roots.List(t.Context())
 	require.Empty(t, errs)
+	assert.Empty(t, roots.Returned(), "it was there before")
 	require.Len(t, images, 1)
 	assert.Equal(t, image.ID, images[0].ID)
 }

@@ -21,12 +21,14 @@ type Roots struct {
 	mu       sync.Mutex
 	handlers []*handlerRoot
 	closed   bool
+	returned chan struct{}
 }
 
-// handlerRoot is a handler's root, nil as long as its disk was never there.
+// handlerRoot is a handler's root, nil as long as its disk was never there. away says that it was not when last looked.
 type handlerRoot struct {
 	options Options
 	root    *Root
+	away    bool
 }
 
 // ImageAt is an image and where it is.
@@ -45,7 +47,7 @@ func OpenRoots(base Options, handlers []Options) (_ *Roots, err error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Roots{base: root, crio: &crioRoot{root: root}}
+	r := &Roots{base: root, crio: &crioRoot{root: root}, returned: make(chan struct{}, 1)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.Close())
@@ -62,7 +64,7 @@ func OpenRoots(base Options, handlers []Options) (_ *Roots, err error) {
 		names, places = append(names, options.Name), append(places, filepath.Clean(options.GraphRoot))
 		h := &handlerRoot{options: options}
 		r.handlers = append(r.handlers, h)
-		if err := r.open(h); err != nil && !errors.Is(err, ErrUnmounted) {
+		if _, err := r.opened(h); err != nil && !errors.Is(err, ErrUnmounted) {
 			return nil, err
 		}
 	}
@@ -130,14 +132,29 @@ func (r *Roots) opened(h *handlerRoot) (*Root, error) {
 	if r.closed {
 		return nil, ErrClosed
 	}
-	if err := r.open(h); err != nil {
+	err := r.open(h)
+	if err == nil {
+		if err = h.root.ready(); err != nil {
+			err = fmt.Errorf("use the root of handler %q at %s: %w", h.options.Name, h.options.GraphRoot, err)
+		}
+	}
+	if err != nil {
+		h.away = errors.Is(err, ErrUnmounted)
 		return nil, err
 	}
-	if err := h.root.ready(); err != nil {
-		return nil, fmt.Errorf("use the root of handler %q at %s: %w", h.options.Name, h.options.GraphRoot, err)
+	if h.away {
+		h.away = false
+		select {
+		case r.returned <- struct{}{}:
+		default: // one is there that no one has looked at
+		}
 	}
 	return h.root, nil
 }
+
+// Returned receives when the disk of a handler's root was found mounted after it was not: what a process left in that
+// root that was killed, or lost the disk, can be cleared away now.
+func (r *Roots) Returned() <-chan struct{} { return r.returned }
 
 // mounted returns the handler roots that can be used, and for each other one why not.
 func (r *Roots) mounted() (roots []*Root, errs []error) {
