@@ -12,7 +12,8 @@
 // mounted.
 //
 // An image of CRI-O's own root leans on a handler root when it needs layers that are there: CRI-O, when it pulls by
-// itself, stores only the layers that no additional store has. Pulls by this package never make one.
+// itself, stores only the layers that no additional store has. Pulls by this package never make one, and [Roots.Mend]
+// gives CRI-O's root what such an image lacks.
 //
 // A lease holds an image in its root against all of them. It is two things, both named after the image id, so that any
 // process can find, complete or release it:

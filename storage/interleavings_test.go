@@ -23,19 +23,29 @@ func TestInterleavings(t *testing.T) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 0))
 			node := newNode(t, "vm", "wasm")
-			for range 15 {
+			for range 20 {
 				ref := refs[random.IntN(len(refs))]
-				switch random.IntN(5) {
+				switch random.IntN(8) {
 				case 0:
 					node.pull(t, "default", ref)
 					t.Log("pulled to default", ref)
-				case 1:
+				case 1, 2:
 					handler := node.handlers[random.IntN(2)].Name
 					node.pull(t, handler, ref)
 					t.Log("pulled to", handler, ref)
-				case 2:
+				case 3, 4:
 					require.NoError(t, node.crio("pull", ref))
 					t.Log("pulled by CRI-O", ref)
+				case 5:
+					leans, err := node.roots.Leaning(t.Context())
+					require.NoError(t, err)
+					for _, lean := range leans {
+						require.NoError(t, node.roots.Mend(t.Context(), lean.ImageID, nil))
+						t.Log("mended", lean.Names)
+					}
+					leans, err = node.roots.Leaning(t.Context())
+					require.NoError(t, err)
+					assert.Empty(t, leans)
 				default:
 					if err := node.roots.Remove(t.Context(), ref, nil); err != nil {
 						require.ErrorIs(t, err, ErrNotFound)

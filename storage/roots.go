@@ -18,6 +18,8 @@ type Roots struct {
 	base *Root
 	crio *crioRoot
 
+	mendMu sync.Mutex
+
 	mu       sync.Mutex
 	handlers []*handlerRoot
 	closed   bool

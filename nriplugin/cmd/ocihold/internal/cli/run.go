@@ -117,7 +117,7 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, log *logrus.L
 	})
 	group.Go(func() error { return store.service.Serve(ctx, images) })
 	if len(config.Roots()) > 0 {
-		group.Go(func() error { return sweepRoots(ctx, store.roots, log) })
+		group.Go(func() error { return sweepRoots(ctx, store, log) })
 	}
 	if config.Handlers[conf.DefaultHandler].Pull != conf.PullCRIO {
 		group.Go(func() error { return keepPauseImage(ctx, root, crio, log) })

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -11,33 +12,72 @@ import (
 
 const sweepEvery = 5 * time.Minute
 
-// sweepRoots frees, again and again until ctx ends, what handlers' roots kept for
-// images in CRI-O's root that are gone by now, and tells once of each image that
-// leans on a handler's root: CRI-O pulled it by itself.
-func sweepRoots(ctx context.Context, roots *storage.Roots, log logrus.FieldLogger) error {
+// sweepRoots clears away, again and again until ctx ends, what roots have that
+// nobody needs, and mends the images that lean on a handler's root: CRI-O pulled
+// them by itself.
+func sweepRoots(ctx context.Context, store localStore, log logrus.FieldLogger) error {
 	ticker := time.NewTicker(sweepEvery)
 	defer ticker.Stop()
-	told := map[string]bool{}
+	s := sweeper{store, log, map[string]bool{}}
 	for {
-		if err := roots.FreeKept(ctx); err != nil && ctx.Err() == nil {
-			log.WithError(err).Warn("layers that nothing needs are not freed")
-		}
-		leans, err := roots.Leaning(ctx)
-		if err != nil && ctx.Err() == nil {
-			log.WithError(err).Warn("images that lean on handlers' roots are not known")
-		}
-		for _, lean := range leans {
-			if !told[lean.ImageID] {
-				told[lean.ImageID] = true
-				log.WithFields(logrus.Fields{
-					"image_id": lean.ImageID, "names": lean.Names, "handlers": lean.Handlers, "missing": lean.Missing,
-				}).Warn("an image in CRI-O's root leans on a handler's root: remove it and pull it with 'ocihold pull'")
-			}
-		}
+		s.sweep(ctx)
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
+		case <-store.roots.Returned():
 		}
 	}
+}
+
+type sweeper struct {
+	store localStore
+	log   logrus.FieldLogger
+	told  map[string]bool // the images and what was said of them
+}
+
+func (s *sweeper) sweep(ctx context.Context) {
+	for _, step := range []struct {
+		do     func(context.Context) error
+		undone string
+	}{
+		{s.store.roots.RemoveHalf, "images that a killed pull left half recorded are not removed"},
+		{s.store.roots.ResumeMending, "images that were being mended are not whole yet"},
+		{s.mend, "images that lean on handlers' roots are not known"},
+		{s.store.roots.FreeKept, "layers that nothing needs are not freed"},
+	} {
+		if err := step.do(ctx); err != nil && ctx.Err() == nil {
+			s.log.WithError(err).Warn(step.undone)
+		}
+	}
+}
+
+// mend mends the images that nobody uses, and tells once of each that it cannot.
+func (s *sweeper) mend(ctx context.Context) error {
+	leans, err := s.store.roots.Leaning(ctx)
+	for _, lean := range leans {
+		err := s.store.service.Mend(ctx, lean.ImageID)
+		log := s.log.WithFields(logrus.Fields{"image_id": lean.ImageID, "names": lean.Names, "handlers": lean.Handlers})
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err == nil:
+			log.Info("an image in CRI-O's root leaned on a handler's root, and has all its layers now")
+		case errors.Is(err, storage.ErrInUse):
+			if s.once(lean.ImageID + " in use") {
+				log.WithError(err).Info("an image in CRI-O's root leans on a handler's root: it is mended when nobody uses it")
+			}
+		case s.once(lean.ImageID):
+			log.WithError(err).Warn("an image in CRI-O's root leans on a handler's root and cannot be mended: what it needs stays; " +
+				"remove it and pull it with 'ocihold pull'")
+		}
+	}
+	return err
+}
+
+// once tells whether it is called with that text for the first time.
+func (s *sweeper) once(text string) bool {
+	first := !s.told[text]
+	s.told[text] = true
+	return first
 }
