@@ -39,7 +39,8 @@ var (
 	// ErrEncrypted is returned for an image with layers that no decryption key of the node opens.
 	ErrEncrypted = errors.New("image is encrypted")
 
-	// ErrDiskFull is returned when the root's or the temporary directory's file system is full.
+	// ErrDiskFull is returned when the root's or the temporary directory's file system is full: for pulls, and for
+	// removals too, as containers/storage writes before it removes.
 	ErrDiskFull = errors.New("disk full")
 
 	// ErrUnproven is returned where nothing proves that an image in the root may be had with the node's credentials. The

@@ -9,8 +9,12 @@ import (
 	"strings"
 )
 
-// markerFile is in every handler root and has the handler's name as its content.
-const markerFile = ".ocihold-root"
+const (
+	// ownPrefix begins the name of whatever is ours in a handler root beside what containers/storage has there.
+	ownPrefix = ".ocihold-"
+	// markerFile is in every handler root and has the handler's name as its content.
+	markerFile = ownPrefix + "root"
+)
 
 // PrepareRoot makes the directories of a handler's root and the marker file that Options.Marker asks for. It is
 // idempotent. It fails where the root is marked as another handler's.
@@ -60,7 +64,7 @@ func checkNew(dir string) error {
 	}
 	for _, e := range entries {
 		switch name := e.Name(); {
-		case name == "lost+found", strings.HasPrefix(name, markerFile):
+		case name == "lost+found", strings.HasPrefix(name, ownPrefix):
 		case name == "overlay-images", name == "overlay-layers":
 			return fmt.Errorf("%s is there and has no images, as CRI-O leaves it where a disk is not mounted: mount the disk of this root; "+
 				"for a new root, empty the directory", filepath.Join(dir, name))

@@ -56,13 +56,6 @@ func (r *Roots) ResumeMending(ctx context.Context) error {
 	return nil
 }
 
-func full(err error) error {
-	if isDiskFull(err) {
-		return fmt.Errorf("%w: %w", ErrDiskFull, err)
-	}
-	return err
-}
-
 // mending is what an image lacks to stand by itself.
 type mending struct {
 	// lent are the layers that CRI-O's own root has not, lowest first.

@@ -93,6 +93,7 @@ type Root struct {
 	pulls    flights
 	arriving arrivals
 	leaseMu  sync.Mutex
+	reserve  reserve
 	meter    meter
 	// patience is how long Usage waits for layers to be measured.
 	patience time.Duration
@@ -172,6 +173,9 @@ func Open(opt Options) (*Root, error) {
 	}
 	if opt.PullConcurrency > 0 {
 		r.slots = make(chan struct{}, opt.PullConcurrency)
+	}
+	if opt.Marker {
+		r.keepReserve()
 	}
 	return r, nil
 }

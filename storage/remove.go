@@ -15,7 +15,8 @@ import (
 // before anything is locked.
 //
 // It returns ErrNotFound where no root has such an image, and ErrInUse, saying who uses it, where the image is leased
-// or being pulled in any root, or any container is made from it; then nothing is removed. Only where another program
+// or being pulled in any root, or any container is made from it; then nothing is removed. It returns ErrDiskFull where a
+// root's file system is too full to write down what is to be removed; handlers' roots keep a reserve for that. Only where another program
 // makes a container between the removal from CRI-O's own root and that from the others has CRI-O's lost a copy that
 // nothing used by then.
 //
@@ -45,7 +46,7 @@ func (r *Roots) RemoveFrom(ctx context.Context, handler, ref string, inUse func(
 func (r *Roots) FreeKept(ctx context.Context) error {
 	handlers, _ := r.mounted()
 	for _, root := range handlers {
-		if err := root.guarded(root.freeKept); err != nil {
+		if err := root.withRoom(func() error { return root.guarded(root.freeKept) }); err != nil {
 			return fmt.Errorf("free layers that nothing leans on in the root of handler %q: %w", root.name, err)
 		}
 	}
@@ -173,7 +174,7 @@ func (r *Roots) remove(ctx context.Context, handler, id string) error {
 			return err
 		}
 		// It looks itself for containers of CRI-O's root, under the locks of that.
-		if err := r.base.deleteImage(id); err != nil {
+		if err := r.base.withRoom(func() error { return r.base.deleteImage(id) }); err != nil {
 			return fmt.Errorf("root of handler %q: %w", r.base.name, err)
 		}
 	}
@@ -188,16 +189,19 @@ func (r *Roots) remove(ctx context.Context, handler, id string) error {
 			return err
 		}
 		for _, root := range handlers {
-			leaned, err := state.leanedOn(root)
-			if err == nil {
-				err = root.keepLeaned(id, leaned)
-			}
-			if err == nil {
-				err = root.deleteImage(id)
-			}
-			if err == nil {
-				err = root.freeKept(leaned)
-			}
+			err := root.withRoom(func() error {
+				leaned, err := state.leanedOn(root)
+				if err == nil {
+					err = root.keepLeaned(id, leaned)
+				}
+				if err == nil {
+					err = root.deleteImage(id)
+				}
+				if err == nil {
+					err = root.freeKept(leaned)
+				}
+				return err
+			})
 			if err != nil {
 				return fmt.Errorf("root of handler %q: %w", root.name, err)
 			}

@@ -104,9 +104,14 @@ func (r *Root) imageLayers() ([]cstorage.Layer, error) {
 		ofContainers[all.Containers[i].LayerID] = true
 	}
 	return slices.DeleteFunc(all.Layers, func(layer cstorage.Layer) bool {
-		incomplete, _ := layer.Flags["incomplete"].(bool) // containers/storage, layers.go incompleteFlag
-		return incomplete || ofContainers[layer.ID]
+		return incomplete(&layer) || ofContainers[layer.ID]
 	}), nil
+}
+
+// incomplete tells whether the layer is being written (containers/storage, layers.go incompleteFlag).
+func incomplete(layer *cstorage.Layer) bool {
+	flag, _ := layer.Flags["incomplete"].(bool)
+	return flag
 }
 
 // recordsUse adds up what is no layer's: the records of images, and the directories that layers are in. With an error it

@@ -36,6 +36,7 @@ func TestHandlerRootOnItsOwnDisk(t *testing.T) {
 			d := newDisk(t, kind)
 			n := realnode.Boot(t, realnode.Options{Dir: d.node, HandlerRoots: true})
 			t.Run("full", func(t *testing.T) { testFullDisk(t, n) })
+			t.Run("not a block or inode left", func(t *testing.T) { testRemovalFromFullDisk(t, n) })
 			t.Run("away", func(t *testing.T) { testDiskAway(t, n, d) })
 			n.AssertClean(t)
 		})
@@ -86,6 +87,58 @@ func testFullDisk(t *testing.T, n *realnode.Node) {
 	// Where a disk has not one block left, containers/storage keeps a file open.
 	require.NoError(t, n.Kill(t.Context(), realnode.Ocihold, syscall.SIGTERM))
 	require.NoError(t, n.Start(t.Context(), realnode.Ocihold))
+}
+
+// testRemovalFromFullDisk removes what has to go where nothing can be written.
+func testRemovalFromFullDisk(t *testing.T, n *realnode.Node) {
+	root := n.HandlerRoot("vm")
+	const size, slack = 24 << 20, 2 << 20
+	big := push(t, n, "disk/to-go:1", []images.Entry{images.Big("a", size, 3)})
+	free := freeBytes(t, root)
+	for _, what := range []string{"blocks", "inodes"} {
+		t.Run(what, func(t *testing.T) {
+			id := pullFor(t, n, "vm", big)
+			var filler string
+			if what == "blocks" {
+				filler = fill(t, root, 0)
+			} else {
+				filler = fillInodes(t, root)
+			}
+			err := os.WriteFile(filepath.Join(root, "more"), make([]byte, 1<<20), 0o600)
+			require.ErrorIs(t, err, unix.ENOSPC)
+			require.NoError(t, os.RemoveAll(filepath.Join(root, "more")))
+			before := freeBytes(t, root)
+			require.NoError(t, removeFrom(t, n, "vm", id))
+			assertAbsent(t, n, big)
+			if what == "blocks" {
+				awaitFree(t, root, before+size-slack)
+			}
+			require.NoError(t, os.RemoveAll(filler))
+			awaitFree(t, root, free-slack)
+			// The next removal makes what is missing of it.
+			require.NoError(t, removeFrom(t, n, "vm", pullFor(t, n, "vm", push(t, n, "disk/small:1", []images.Entry{images.Dir("d", 0o755)}))))
+			kept, err := filepath.Glob(filepath.Join(root, ".ocihold-reserve", "*"))
+			require.NoError(t, err)
+			assert.Len(t, kept, 32, "there is a reserve again")
+		})
+	}
+}
+
+// fillInodes takes every inode of the file system of dir, and returns the
+// directory of the files that have them.
+func fillInodes(t *testing.T, dir string) string {
+	t.Helper()
+	filler := filepath.Join(dir, "filler")
+	require.NoError(t, os.Mkdir(filler, 0o700))
+	for i := 0; ; i++ {
+		f, err := os.Create(filepath.Join(filler, fmt.Sprint(i)))
+		if errors.Is(err, unix.ENOSPC) {
+			t.Log(i, "files")
+			return filler
+		}
+		require.NoError(t, err)
+		require.NoError(t, f.Close())
+	}
 }
 
 func testDiskAway(t *testing.T, n *realnode.Node, d *disk) {
@@ -371,10 +424,11 @@ func newDiskAt(t *testing.T, kind, point string) *disk {
 	require.NoError(t, err)
 	d := &disk{node: node, file: filepath.Join(t.TempDir(), "disk"), point: filepath.Join(node, point)}
 	const size = 320 << 20 // mkfs.xfs wants 300 MiB
+	fewInodes := map[string]string{"ext4": "-N8192", "xfs": "-imaxpct=1"}
 	require.NoError(t, os.WriteFile(d.file, nil, 0o600))
 	require.NoError(t, os.Truncate(d.file, size))
 	require.NoError(t, os.MkdirAll(d.point, 0o755))
-	out, err := exec.CommandContext(t.Context(), "mkfs."+kind, "-q", d.file).CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), "mkfs."+kind, "-q", fewInodes[kind], d.file).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	t.Cleanup(func() {
 		// After the node, whose end unmounts all below its directory.
