@@ -53,6 +53,10 @@ var (
 	// ErrUnmounted is returned for a root without its marker file: the disk that it is on is not mounted.
 	ErrUnmounted = errors.New("root is not there")
 
+	// ErrRunRoot is returned for a root that is in use with another run root than it is to be opened with. The text says
+	// what uses it.
+	ErrRunRoot = errors.New("root is in use with another run root")
+
 	// ErrUnknownHandler is returned for a handler's name that no root has. The text lists those that there are.
 	ErrUnknownHandler = errors.New("unknown handler")
 

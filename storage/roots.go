@@ -82,9 +82,25 @@ func (r *Roots) open(h *handlerRoot) error {
 	if h.root != nil {
 		return nil
 	}
+	var others []*Root
+	for _, other := range r.handlers {
+		if other.root != nil {
+			others = append(others, other.root)
+		}
+	}
+	if CheckRoot(h.options) == nil { // else opening says so
+		if err := r.checkRunRoot(h.options, others); err != nil {
+			return fmt.Errorf("open the root of handler %q at %s: %w", h.options.Name, h.options.GraphRoot, err)
+		}
+	}
 	root, err := Open(h.options)
 	if err != nil {
 		return err
+	}
+	if h.options.Marker {
+		if err := recordRunRoot(h.options); err != nil {
+			root.log.WithError(err).Warn("the run root is not kept with the root: a change of it may go unnoticed")
+		}
 	}
 	root.leans = r.crio
 	h.root = root

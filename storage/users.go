@@ -27,25 +27,30 @@ func (r *Roots) Users(ctx context.Context, dir string) ([]string, error) {
 	if err := r.base.usable(ctx); err != nil {
 		return nil, fmt.Errorf("look who uses the root %s: %w", dir, err)
 	}
-	users, err := r.users(dir)
+	others, _ := r.mounted()
+	users, err := r.users(dir, others)
 	if err != nil {
 		return nil, fmt.Errorf("look who uses the root %s: %w", dir, err)
 	}
-	return users, nil
+	return append(users.containers, users.images...), nil
 }
 
-func (r *Roots) users(dir string) (users []string, err error) {
+// rootUsers are those that use a root, for people.
+type rootUsers struct{ containers, images []string }
+
+// users looks for them. others are handler roots that may have the same layers.
+func (r *Roots) users(dir string, others []*Root) (users rootUsers, err error) {
 	absent := false
 	if _, err := os.Stat(filepath.Join(dir, "overlay-layers", "layers.json")); errors.Is(err, fs.ErrNotExist) {
 		absent = true
 	} else if err != nil {
-		return nil, err
+		return rootUsers{}, err
 	}
 	layers := map[string]bool{}
 	for _, file := range []string{"layers.json", "volatile-layers.json"} {
 		records, err := readRecords[layerRecord](filepath.Join(dir, "overlay-layers", file))
 		if err != nil {
-			return nil, err
+			return rootUsers{}, err
 		}
 		for _, l := range records {
 			layers[l.ID] = true
@@ -54,14 +59,13 @@ func (r *Roots) users(dir string) (users []string, err error) {
 	for _, file := range []string{"containers.json", "volatile-containers.json"} {
 		records, err := readRecords[containerRecord](filepath.Join(dir, "overlay-containers", file))
 		if err != nil {
-			return nil, err
+			return rootUsers{}, err
 		}
 		for _, c := range records {
-			users = append(users, fmt.Sprintf("container %s of that root, of image %s", nameOr(c.Names, c.ID), c.ImageID))
+			users.containers = append(users.containers, fmt.Sprintf("container %s of that root, of image %s", nameOr(c.Names, c.ID), c.ImageID))
 		}
 	}
-	others, _ := r.mounted()
-	others = slices.DeleteFunc(others, func(root *Root) bool { return filepath.Clean(root.store.GraphRoot()) == filepath.Clean(dir) })
+	others = slices.DeleteFunc(slices.Clone(others), func(root *Root) bool { return filepath.Clean(root.store.GraphRoot()) == filepath.Clean(dir) })
 	err = r.crio.locked(func(state *crioState) error {
 		needs := func(top string) (bool, error) {
 			for id := top; id != ""; {
@@ -85,7 +89,7 @@ func (r *Roots) users(dir string) (users []string, err error) {
 				return err
 			}
 			if does {
-				users = append(users, fmt.Sprintf("container %s of CRI-O", nameOr(c.Names, c.ID)))
+				users.containers = append(users.containers, fmt.Sprintf("container %s of CRI-O", nameOr(c.Names, c.ID)))
 			}
 		}
 		for _, image := range state.images {
@@ -95,7 +99,7 @@ func (r *Roots) users(dir string) (users []string, err error) {
 					return err
 				}
 				if does {
-					users = append(users, fmt.Sprintf("image %s in CRI-O's root", nameOr(image.Names, image.ID)))
+					users.images = append(users.images, fmt.Sprintf("image %s in CRI-O's root", nameOr(image.Names, image.ID)))
 					break
 				}
 			}

@@ -173,9 +173,32 @@ func testDiskAway(t *testing.T, n *realnode.Node, d *disk) {
 	require.NoError(t, n.Kill(t.Context(), realnode.Ocihold, syscall.SIGTERM))
 	require.NoError(t, n.Start(t.Context(), realnode.Ocihold))
 	away(t)
+	// CRI-O, started without it, makes directories of an image store there.
+	require.NoError(t, n.Kill(t.Context(), realnode.CRIO, syscall.SIGTERM))
+	require.NoError(t, n.Start(t.Context(), realnode.CRIO))
+	awaitRegistered(t, n)
+	require.DirExists(t, filepath.Join(root, "overlay-images"))
+	away(t)
+	_, err := ociholdCommand(t, n, "config", "crio", "--write")
+	require.ErrorContains(t, err, "mount the disk of this root")
+	dropIn := filepath.Join(n.Dir(), "etc", "crio", "crio.conf.d", "90-ocihold.conf")
+	content, err := os.ReadFile(dropIn)
+	require.NoError(t, err)
+	require.NoError(t, os.Remove(dropIn)) // so that it takes the root for a new one
+	_, err = ociholdCommand(t, n, "config", "crio", "--write")
+	require.ErrorContains(t, err, "as CRI-O leaves it where a disk is not mounted")
+	require.NoError(t, os.WriteFile(dropIn, content, 0o600))
+	assertOnlyLocks(t, root)
 
+	half := d.addHalfImage(t)
 	d.mount(t)
 	assert.Equal(t, id, pullFor(t, n, "vm", app))
+	await(t, func() error {
+		if _, there := topLayers(t, root)[half]; there {
+			return errors.New("half an image is left")
+		}
+		return nil
+	})
 	pullFor(t, n, "vm", later)
 	c := run(t, pod, realnode.ContainerSpec{Image: id, UserImage: app})
 	assert.Equal(t, "0\n", sh(t, c, "id -u"))
@@ -448,6 +471,25 @@ func (d *disk) mount(t *testing.T) {
 		t.Skip("the kernel lacks this file system")
 	}
 	require.NoError(t, err, "%s", out)
+}
+
+// addHalfImage puts a record of half an image, as a pull leaves it that is
+// killed, onto the disk, which is not mounted, and returns its id.
+func (d *disk) addHalfImage(t *testing.T) (id string) {
+	t.Helper()
+	other := disk{file: d.file, point: t.TempDir()}
+	other.mount(t)
+	defer other.unmount(t)
+	file := filepath.Join(other.point, "overlay-images", "images.json")
+	content, err := os.ReadFile(file)
+	require.NoError(t, err)
+	var records []any
+	require.NoError(t, json.Unmarshal(content, &records))
+	id = strings.Repeat("5", 64)
+	content, err = json.Marshal(append(records, map[string]string{"id": id, "created": "2026-01-01T00:00:00Z"}))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(file, content, 0o600))
+	return id
 }
 
 // unmount takes the disk away; nothing may have it open for long.

@@ -324,7 +324,11 @@ func (c *checker) checkImages(ctx context.Context) {
 		return
 	}
 	roots, err := openRoots(c.config, c.inForce, false, c.app.logger(c.config))
-	if err != nil {
+	switch {
+	case errors.Is(err, storage.ErrRunRoot):
+		c.check("runroot", err, "set it back in ocihold's configuration, or end what uses the root")
+		return
+	case err != nil:
 		c.check(check, err, "")
 		return
 	}
