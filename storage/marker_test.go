@@ -78,7 +78,7 @@ func TestMarker(t *testing.T) {
 
 	mount()
 	defer unmount()
-	images, errs = roots.List(t.Context())
+	_, errs = roots.List(t.Context())
 	require.Len(t, errs, 1)
 	require.ErrorIs(t, errs[0], ErrBadRecord)
 	<-roots.Returned()

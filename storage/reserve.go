@@ -153,7 +153,7 @@ func (r *Root) reload() error {
 				return err
 			}
 			lock.Lock()
-			err = lock.Touch()
+			_, err = lock.RecordWrite()
 			lock.Unlock()
 			if err != nil {
 				return fmt.Errorf("have the lists of the root read again: %w", err)

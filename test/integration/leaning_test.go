@@ -129,6 +129,7 @@ func TestLeaningImageIsMended(t *testing.T) {
 	require.NoError(t, pod.Remove(t.Context()))
 
 	sweep("has all its layers now")
+	await(t, func() error { return leaningIn(t, n.CRIORoot()) }) // the other image too
 	require.Equal(t, of, status(y.ref))
 	require.Equal(t, of, status(n.Ref("y:2")))
 	require.Subset(t, imageIDs(t, n), []string{y.ids[""], x.ids[""]})
@@ -178,7 +179,7 @@ func TestMendingKilledAtAnyMoment(t *testing.T) {
 		wait := time.Duration(random.Int64N(int64(300 * time.Millisecond)))
 		time.Sleep(wait)
 		require.NoError(t, n.Kill(t.Context(), realnode.Ocihold, syscall.SIGKILL))
-		<-started
+		_ = <-started // it may have been killed before it was ready
 		_, there := topLayers(t, n.CRIORoot())[y.ids[""]]
 		if !there {
 			absent++
@@ -194,12 +195,7 @@ func TestMendingKilledAtAnyMoment(t *testing.T) {
 			if len(left) != len(before)+4 {
 				return fmt.Errorf("the layers are %q", left)
 			}
-			for _, id := range left {
-				if !standsAlone(t, n.CRIORoot(), id) {
-					return fmt.Errorf("layer %s is on those of another root", id)
-				}
-			}
-			return nil
+			return leaningIn(t, n.CRIORoot())
 		})
 		requireAllMount(t, n, y)
 		require.Contains(t, imageIDs(t, n), y.ids[""])
@@ -212,19 +208,27 @@ func TestMendingKilledAtAnyMoment(t *testing.T) {
 	n.AssertClean(t)
 }
 
-// standsAlone tells whether all layers below one are in its own root, by the
-// driver's file.
-func standsAlone(t testing.TB, root, layer string) bool {
+// leaningIn returns an error where a layer is missing that the images of a root
+// need, by the files of containers/storage and of the overlay driver.
+func leaningIn(t testing.TB, root string) error {
 	t.Helper()
-	lower, err := os.ReadFile(filepath.Join(root, "overlay", layer, "lower"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return true
-	}
-	require.NoError(t, err)
-	for link := range strings.SplitSeq(strings.TrimSpace(string(lower)), ":") {
-		if _, err := os.Stat(filepath.Join(root, "overlay", link)); err != nil {
-			return false
+	layers := layersOf(t, root)
+	for id, top := range topLayers(t, root) {
+		if !slices.Contains(layers, top) {
+			return fmt.Errorf("layer %s of image %s is missing", top, id)
 		}
 	}
-	return true
+	for _, id := range layers {
+		lower, err := os.ReadFile(filepath.Join(root, "overlay", id, "lower"))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		require.NoError(t, err)
+		for link := range strings.SplitSeq(strings.TrimSpace(string(lower)), ":") {
+			if _, err := os.Stat(filepath.Join(root, "overlay", link)); err != nil {
+				return fmt.Errorf("layer %s is on one of another root: %w", id, err)
+			}
+		}
+	}
+	return nil
 }

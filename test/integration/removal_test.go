@@ -20,8 +20,7 @@ func TestRemovalOfAMountedImage(t *testing.T) {
 	n := realnode.Boot(t, realnode.Options{})
 	img := pushFiles(t, n, "big:1", 6, 60)
 	unused := pushFiles(t, n, "unused:1", 2, 2)
-	pod := runPod(t, n, realnode.PodSpec{Annotations: volumes(t, volume{Image: img.ref, MountPath: "/vol"})})
-	c := run(t, pod, realnode.ContainerSpec{})
+	pod, c := mountedIn(t, n, img)
 	one := "cat /vol/layer-3/file-7 | sha256sum | cut -d' ' -f1"
 	require.Equal(t, img.sums["layer-3/file-7"]+"\n", sh(t, c, one), "the only file that is opened before")
 	info, err := c.Info(t.Context())
@@ -94,16 +93,21 @@ func TestForcedRemovalOfAMountedImage(t *testing.T) {
 	n := realnode.Boot(t, realnode.Options{})
 	before := layers(t, n)
 	img := pushFiles(t, n, "forced:1", 6, 60)
-	spec := realnode.PodSpec{Annotations: volumes(t, volume{Image: img.ref, MountPath: "/vol", PullPolicy: "IfNotPresent"})}
-	mounted := func() (*realnode.Pod, *realnode.Container) {
-		pod := runPod(t, n, spec)
-		c := run(t, pod, realnode.ContainerSpec{})
-		require.NoError(t, checkHeld(n, img.id))
-		return pod, c
-	}
 	force := func() {
 		_, err := command(t, n, "podman", "rmi", "--force", img.ref)
 		require.NoError(t, err)
+	}
+	// end ends the pods, after which the image can go, and with it all that was
+	// kept for them.
+	end := func(t *testing.T, pods ...*realnode.Pod) {
+		t.Helper()
+		for _, pod := range pods {
+			require.NoError(t, pod.Remove(t.Context()))
+		}
+		requireNothingHeld(t, n)
+		_, err := command(t, n, "crictl", "rmi", img.ref)
+		require.NoError(t, err)
+		require.Equal(t, before, layers(t, n))
 	}
 	requireRefused := func() {
 		_, err := command(t, n, "crictl", "rmi", img.ref)
@@ -112,10 +116,9 @@ func TestForcedRemovalOfAMountedImage(t *testing.T) {
 	}
 
 	t.Run("made again without a registry", func(t *testing.T) {
-		pod, c := mounted()
+		pod, c := mountedIn(t, n, img)
 		require.NoError(t, n.Kill(t.Context(), realnode.Registry, syscall.SIGKILL))
-		_, err := command(t, n, "podman", "rmi", "--force", img.ref)
-		require.NoError(t, err)
+		force()
 		wakeSettling(t, n)
 		await(t, func() error { return checkHeld(n, img.id) })
 		require.Contains(t, logOf(t, n, realnode.Ocihold), "image in use was removed by force; its record is made again")
@@ -125,30 +128,21 @@ func TestForcedRemovalOfAMountedImage(t *testing.T) {
 		requireRefused()
 		img.assertRead(t, c, "/vol")
 		require.NoError(t, n.Start(t.Context(), realnode.Registry))
-		require.NoError(t, pod.Remove(t.Context()))
-		requireNothingHeld(t, n)
-		_, err = command(t, n, "crictl", "rmi", img.ref)
-		require.NoError(t, err)
-		require.Equal(t, before, layers(t, n))
+		end(t, pod)
 	})
 
 	t.Run("held again by the next pod", func(t *testing.T) {
-		pod, c := mounted()
+		pod, c := mountedIn(t, n, img)
 		force()
-		next, other := mounted()
+		next, other := mountedIn(t, n, img)
 		requireRefused()
 		img.assertRead(t, c, "/vol")
 		img.assertRead(t, other, "/vol")
-		require.NoError(t, pod.Remove(t.Context()))
-		require.NoError(t, next.Remove(t.Context()))
-		requireNothingHeld(t, n)
-		_, err := command(t, n, "crictl", "rmi", img.ref)
-		require.NoError(t, err)
-		require.Equal(t, before, layers(t, n))
+		end(t, pod, next)
 	})
 
 	t.Run("let go at once", func(t *testing.T) {
-		pod, c := mounted()
+		pod, c := mountedIn(t, n, img)
 		force()
 		img.assertRead(t, c, "/vol")
 		require.NoError(t, pod.Remove(t.Context()))
@@ -166,7 +160,7 @@ func TestForcedRemovalOfAMountedImage(t *testing.T) {
 	})
 
 	t.Run("the lease alone", func(t *testing.T) {
-		pod, c := mounted()
+		pod, c := mountedIn(t, n, img)
 		_, err := command(t, n, "podman", "rm", "--force", "ocihold-lease-"+img.id)
 		require.NoError(t, err)
 		require.Error(t, checkHeld(n, img.id))
@@ -174,13 +168,18 @@ func TestForcedRemovalOfAMountedImage(t *testing.T) {
 		await(t, func() error { return checkHeld(n, img.id) })
 		requireRefused()
 		img.assertRead(t, c, "/vol")
-		require.NoError(t, pod.Remove(t.Context()))
-		requireNothingHeld(t, n)
-		_, err = command(t, n, "crictl", "rmi", img.ref)
-		require.NoError(t, err)
-		require.Equal(t, before, layers(t, n))
+		end(t, pod)
 	})
 	n.AssertClean(t)
+}
+
+// mountedIn runs a pod with a container that has the image at /vol.
+func mountedIn(t testing.TB, n *realnode.Node, img pushed) (*realnode.Pod, *realnode.Container) {
+	t.Helper()
+	pod := runPod(t, n, realnode.PodSpec{Annotations: volumes(t, volume{Image: img.ref, MountPath: "/vol"})})
+	c := run(t, pod, realnode.ContainerSpec{})
+	require.NoError(t, checkHeld(n, img.id))
+	return pod, c
 }
 
 // mountsOf is what a process has mounted.

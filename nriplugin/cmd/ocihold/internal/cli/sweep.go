@@ -59,8 +59,7 @@ func (s *sweeper) mend(ctx context.Context) error {
 		err := s.store.service.Mend(ctx, lean.ImageID)
 		log := s.log.WithFields(logrus.Fields{"image_id": lean.ImageID, "names": lean.Names, "handlers": lean.Handlers})
 		switch {
-		case ctx.Err() != nil:
-			return nil
+		case ctx.Err() != nil: // the next start goes on
 		case err == nil:
 			log.Info("an image in CRI-O's root leaned on a handler's root, and has all its layers now")
 		case errors.Is(err, storage.ErrInUse):
