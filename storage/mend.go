@@ -294,7 +294,7 @@ func (r *Roots) replaceBySpare(ctx context.Context, spareID string) error {
 	case !errors.Is(err, ErrNotFound):
 		return err
 	}
-	top, err := r.base.copyBack(ctx, spare.TopLayer)
+	top, err := r.straighten(ctx, spare.TopLayer)
 	if err != nil {
 		return err
 	}
@@ -305,23 +305,48 @@ func (r *Roots) replaceBySpare(ctx context.Context, spareID string) error {
 	return r.base.deleteImage(spareID)
 }
 
-// copyBack copies a layer that stands in for another, and those below it, under that one's id, which it returns.
-func (r *Root) copyBack(ctx context.Context, id string) (string, error) {
-	layer, err := r.store.Layer(id)
-	if err != nil {
-		return "", fmt.Errorf("read layer %s: %w", id, err)
+// straighten copies the layers that stand in for bent ones under the ids of these, and returns the topmost. Where one
+// that is bent cannot go, as something that began meanwhile uses it, no other can be put on it: then either all are
+// there, or those that stand in for them stay.
+func (r *Roots) straighten(ctx context.Context, top string) (string, error) {
+	var bent map[string][]string
+	if err := r.crio.locked(func(state *crioState) error { bent = state.foreign; return nil }); err != nil {
+		return "", err
 	}
-	of, ok := heldBy(layer.Names, mendedNamePrefix)
-	if !ok {
-		return id, nil
-	}
+	type standIn struct{ id, of string }
+	var chain []standIn
 	parent := ""
-	if layer.Parent != "" {
-		if parent, err = r.copyBack(ctx, layer.Parent); err != nil {
+	for id := top; id != ""; {
+		layer, err := r.base.store.Layer(id)
+		if err != nil {
+			return "", fmt.Errorf("read layer %s: %w", id, err)
+		}
+		of, ok := heldBy(layer.Names, mendedNamePrefix)
+		if !ok {
+			parent = id
+			break
+		}
+		// A process that was killed as it removed the images may have left it.
+		if len(bent[of]) > 0 {
+			switch gone, err := r.base.deleteUnused(of); {
+			case err != nil:
+				return "", err
+			case !gone && len(chain) == 0:
+				return of, nil // the image leans again
+			case !gone:
+				return top, nil
+			}
+		}
+		chain = append(chain, standIn{id, of})
+		id = layer.Parent
+	}
+	for _, l := range slices.Backward(chain) {
+		if err := r.base.copyLayer(ctx, r.base, l.id, l.of, parent); err != nil {
 			return "", err
 		}
+		parent = l.of
 	}
-	return of, r.copyLayer(ctx, r, id, of, parent)
+	return parent, nil
 }
 
 // resumeMending replaces all images that a second record stands in for, and removes what is left of second layers.

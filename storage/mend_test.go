@@ -2,7 +2,9 @@ package storage
 
 import (
 	"context"
+	"encoding/json"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -223,6 +225,8 @@ func TestResumeMending(t *testing.T) {
 	y, z := imageOf(t, "base", "y"), imageOf(t, "base", "y", "z")
 	reg.push(t, "y:1", y)
 	reg.push(t, "z:1", z)
+	w := imageOf(t, "base", "y", "w")
+	reg.push(t, "w:1", w)
 	reg.push(t, "other:1", imageOf(t, "other"))
 	ids := []string{imageID(t, y), imageID(t, z)}
 	remove := func(t *testing.T, node *testNode) {
@@ -241,6 +245,11 @@ func TestResumeMending(t *testing.T) {
 		{"one image is gone", func(t *testing.T, node *testNode, _ []string) {
 			require.NoError(t, node.root(t, "").deleteImage(ids[0]))
 		}, 2},
+		{"the images are gone and not all layers", func(t *testing.T, node *testNode, _ []string) {
+			restore := saveLayer(t, node.base, keptOf(t, node.root(t, ""), ids[0]).record.TopLayer)
+			remove(t, node)
+			restore()
+		}, 0},
 		{"one image is back", func(t *testing.T, node *testNode, spares []string) {
 			remove(t, node)
 			require.NoError(t, node.roots.replaceBySpare(t.Context(), spares[0]))
@@ -300,6 +309,48 @@ func TestResumeMending(t *testing.T) {
 		})
 	}
 
+	t.Run("another image is used by now", func(t *testing.T) {
+		node := newNode(t, "vm")
+		base := node.root(t, "")
+		node.pull(t, "vm", reg.host+"/x:1")
+		for _, ref := range []string{"/z:1", "/w:1"} {
+			require.NoError(t, node.crio("pull", reg.host+ref))
+		}
+		before := keptOf(t, base, ids[1])
+		require.NoError(t, node.crio("check"))
+		asked := 0
+		err := node.roots.Mend(t.Context(), ids[1], func(string) ([]string, error) {
+			if asked++; asked == 4 { // the last time
+				return nil, node.crio("create", imageID(t, w), "c")
+			}
+			return nil, nil
+		})
+		require.ErrorIs(t, err, ErrInUse)
+		assert.Equal(t, before, keptOf(t, base, ids[1]))
+		require.NoError(t, node.crio("delete", "c"))
+
+		// It begins between the last look and the removal.
+		var todo mending
+		require.NoError(t, node.roots.crio.locked(func(state *crioState) (err error) {
+			todo, err = node.roots.planMending(state, ids[1])
+			return err
+		}))
+		require.Empty(t, todo.lent)
+		spares, err := node.roots.spare(t.Context(), todo)
+		require.NoError(t, err)
+		require.NoError(t, node.crio("create", imageID(t, w), "c"))
+		require.NoError(t, base.deleteImage(ids[1]))
+		require.ErrorIs(t, base.deleteImage(imageID(t, w)), ErrInUse)
+		require.NoError(t, node.roots.ResumeMending(t.Context()))
+		assert.Len(t, spares, 2)
+		now := keptOf(t, base, ids[1])
+		assert.Equal(t, before.data, now.data)
+		assert.Equal(t, before.record.Names, now.record.Names)
+		require.NoError(t, node.crio("check"))
+		images, err := base.store.Images()
+		require.NoError(t, err)
+		assert.Len(t, images, 2)
+	})
 	t.Run("its name is another's by now", func(t *testing.T) {
 		node := newNode(t, "vm")
 		base := node.root(t, "")
@@ -314,4 +365,32 @@ func TestResumeMending(t *testing.T) {
 		require.NoError(t, node.roots.ResumeMending(t.Context()))
 		assert.Empty(t, keptOf(t, base, ids[0]).record.Names)
 	})
+}
+
+// saveLayer returns what brings a layer back after it was removed.
+func saveLayer(tb testing.TB, opt Options, id string) (restore func()) {
+	tb.Helper()
+	home, list := filepath.Join(opt.GraphRoot, "overlay"), filepath.Join(opt.GraphRoot, "overlay-layers", "layers.json")
+	find := func() (records []json.RawMessage, at int) {
+		content, err := os.ReadFile(list)
+		require.NoError(tb, err)
+		require.NoError(tb, json.Unmarshal(content, &records))
+		return records, slices.IndexFunc(records, func(r json.RawMessage) bool { return strings.Contains(string(r), `"id":"`+id+`"`) })
+	}
+	records, at := find()
+	require.GreaterOrEqual(tb, at, 0)
+	record := records[at]
+	saved := filepath.Join(tb.TempDir(), "layer")
+	require.NoError(tb, exec.Command("cp", "-a", filepath.Join(home, id), saved).Run())
+	link, err := os.ReadFile(filepath.Join(saved, "link"))
+	require.NoError(tb, err)
+	return func() {
+		now, at := find()
+		require.Negative(tb, at)
+		require.NoError(tb, exec.Command("cp", "-a", saved, filepath.Join(home, id)).Run())
+		require.NoError(tb, os.Symlink("../"+id+"/diff", filepath.Join(home, "l", string(link))))
+		content, err := json.Marshal(append(now, record))
+		require.NoError(tb, err)
+		write(tb, list, string(content))
+	}
 }
