@@ -156,7 +156,7 @@ func (r *Root) Release(ctx context.Context, imageID string) error {
 	}
 	r.leaseMu.Lock()
 	defer r.leaseMu.Unlock()
-	if err := r.withRoom(func() error { return r.release(imageID) }); err != nil {
+	if err := withRoom([]*Root{r}, func() error { return r.release(imageID) }); err != nil {
 		return fmt.Errorf("release image %s in the root of handler %q: %w", imageID, r.name, err)
 	}
 	return nil

@@ -72,9 +72,10 @@ type lentLayer struct {
 }
 
 func (r *Roots) mend(ctx context.Context, imageID string, inUse func(string) ([]string, error)) (err error) {
+	lenders, _ := r.mounted()
 	var todo mending
 	err = r.crio.locked(func(state *crioState) (err error) {
-		todo, err = r.planMending(state, imageID)
+		todo, err = state.planMending(imageID, lenders)
 		return err
 	})
 	if err != nil || len(todo.lent)+len(todo.bent) == 0 {
@@ -121,17 +122,16 @@ func (r *Roots) mend(ctx context.Context, imageID string, inUse func(string) ([]
 }
 
 // planMending finds what to do for an image of CRI-O's own root. Nothing is to do where it does not lean.
-func (r *Roots) planMending(state *crioState, imageID string) (mending, error) {
-	at := slices.IndexFunc(state.images, func(i imageRecord) bool { return i.ID == imageID })
+func (s *crioState) planMending(imageID string, lenders []*Root) (mending, error) {
+	at := slices.IndexFunc(s.images, func(i imageRecord) bool { return i.ID == imageID })
 	if at < 0 {
 		return mending{}, ErrNotFound
 	}
 	todo := mending{images: []string{imageID}}
-	lenders, _ := r.mounted()
 	lowestBent := ""
-	for id := state.images[at].TopLayer; id != ""; {
-		if parent, own := state.layers[id]; own {
-			if len(state.foreign[id]) > 0 {
+	for id := s.images[at].TopLayer; id != ""; {
+		if parent, own := s.layers[id]; own {
+			if len(s.foreign[id]) > 0 {
 				lowestBent = id
 			}
 			id = parent
@@ -146,7 +146,7 @@ func (r *Roots) planMending(state *crioState, imageID string) (mending, error) {
 	}
 	slices.Reverse(todo.lent)
 	if lowestBent != "" {
-		return todo, state.planBent(&todo, lowestBent)
+		return todo, s.planBent(&todo, lowestBent)
 	}
 	return todo, nil
 }

@@ -266,14 +266,14 @@ func TestResumeMending(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			node := newNode(t, "vm")
-			base := node.root(t, "")
+			base, vm := node.root(t, ""), node.root(t, "vm")
 			node.pull(t, "vm", reg.host+"/x:1")
 			require.NoError(t, node.crio("pull", reg.host+"/y:1"))
 			require.NoError(t, node.crio("pull", reg.host+"/z:1"))
 			before := []kept{keptOf(t, base, ids[0]), keptOf(t, base, ids[1])}
 			var todo mending
 			require.NoError(t, node.roots.crio.locked(func(state *crioState) (err error) {
-				todo, err = node.roots.planMending(state, ids[0])
+				todo, err = state.planMending(ids[0], []*Root{vm})
 				return err
 			}))
 			for _, l := range todo.lent {
@@ -311,7 +311,7 @@ func TestResumeMending(t *testing.T) {
 
 	t.Run("another image is used by now", func(t *testing.T) {
 		node := newNode(t, "vm")
-		base := node.root(t, "")
+		base, vm := node.root(t, ""), node.root(t, "vm")
 		node.pull(t, "vm", reg.host+"/x:1")
 		for _, ref := range []string{"/z:1", "/w:1"} {
 			require.NoError(t, node.crio("pull", reg.host+ref))
@@ -332,7 +332,7 @@ func TestResumeMending(t *testing.T) {
 		// It begins between the last look and the removal.
 		var todo mending
 		require.NoError(t, node.roots.crio.locked(func(state *crioState) (err error) {
-			todo, err = node.roots.planMending(state, ids[1])
+			todo, err = state.planMending(ids[1], []*Root{vm})
 			return err
 		}))
 		require.Empty(t, todo.lent)

@@ -46,7 +46,7 @@ func (r *Roots) RemoveFrom(ctx context.Context, handler, ref string, inUse func(
 func (r *Roots) FreeKept(ctx context.Context) error {
 	handlers, _ := r.mounted()
 	for _, root := range handlers {
-		if err := root.withRoom(func() error { return root.guarded(root.freeKept) }); err != nil {
+		if err := withRoom([]*Root{root}, func() error { return root.guarded(root.freeKept) }); err != nil {
 			return fmt.Errorf("free layers that nothing leans on in the root of handler %q: %w", root.name, err)
 		}
 	}
@@ -94,9 +94,10 @@ func (r *Roots) removable(ctx context.Context, handler, ref string, inUse func(s
 	if len(users) > 0 {
 		return nil, inUseBy(users)
 	}
+	handlers, _ := r.mounted()
 	return ids, r.crio.locked(func(state *crioState) error {
 		for _, id := range ids {
-			if err := r.unused(state, id); err != nil {
+			if err := state.unused(id, handlers); err != nil {
 				return err
 			}
 		}
@@ -120,23 +121,6 @@ func (r *Roots) pulling(names []string) (users []string) {
 		}
 	}
 	return users
-}
-
-// containersInHandlers names the containers in handler roots that are made from the image, leases among them.
-func (r *Roots) containersInHandlers(imageID string) (users []string, err error) {
-	handlers, _ := r.mounted()
-	for _, root := range handlers {
-		containers, err := root.store.Containers()
-		if err != nil {
-			return nil, fmt.Errorf("list the containers in the root of handler %q: %w", root.name, err)
-		}
-		for i := range containers {
-			if containers[i].ImageID == imageID {
-				users = append(users, fmt.Sprintf("%s in the root of handler %q", describe(containers[i].Names, containers[i].ID), root.name))
-			}
-		}
-	}
-	return users, nil
 }
 
 // containersOf names the containers of CRI-O's root that are made from the image, whichever root has that, and leases.
@@ -164,59 +148,72 @@ func (r *Roots) remove(ctx context.Context, handler, id string) error {
 		return err
 	}
 	handlers, _ := r.mounted()
+	chosen := slices.Clone(handlers)
 	// None of ours is leased meanwhile.
 	for _, root := range append([]*Root{r.base}, handlers...) {
 		root.leaseMu.Lock()
 		defer root.leaseMu.Unlock()
 	}
 	if handler == "" || handler == r.base.name {
-		if err := r.crio.locked(func(state *crioState) error { return r.unused(state, id) }); err != nil {
+		if err := r.crio.locked(func(state *crioState) error { return state.unused(id, handlers) }); err != nil {
 			return err
 		}
 		// It looks itself for containers of CRI-O's root, under the locks of that.
-		if err := r.base.withRoom(func() error { return r.base.deleteImage(id) }); err != nil {
+		if err := withRoom([]*Root{r.base}, func() error { return r.base.deleteImage(id) }); err != nil {
 			return fmt.Errorf("root of handler %q: %w", r.base.name, err)
 		}
 	}
 	if handler != "" {
-		handlers = slices.DeleteFunc(handlers, func(root *Root) bool { return root.name != handler })
+		chosen = slices.DeleteFunc(chosen, func(root *Root) bool { return root.name != handler })
 	}
-	if len(handlers) == 0 {
+	if len(chosen) == 0 {
 		return nil
 	}
-	return r.crio.locked(func(state *crioState) error {
-		if err := r.unused(state, id); err != nil {
-			return err
-		}
-		for _, root := range handlers {
-			err := root.withRoom(func() error {
-				leaned, err := state.leanedOn(root)
-				if err == nil {
-					err = root.keepLeaned(id, leaned)
-				}
-				if err == nil {
-					err = root.deleteImage(id)
-				}
-				if err == nil {
-					err = root.freeKept(leaned)
-				}
+	return withRoom(chosen, func() error {
+		return r.crio.locked(func(state *crioState) error {
+			if err := state.unused(id, handlers); err != nil {
 				return err
-			})
-			if err != nil {
-				return fmt.Errorf("root of handler %q: %w", root.name, err)
 			}
-		}
-		return nil
+			for _, root := range chosen {
+				if err := root.removeUnleaned(state, id); err != nil {
+					return fmt.Errorf("root of handler %q: %w", root.name, err)
+				}
+			}
+			return nil
+		})
 	})
 }
 
-// unused returns ErrInUse where a root has a container of the image.
-func (r *Roots) unused(state *crioState, imageID string) error {
-	users, err := r.containersInHandlers(imageID)
+// removeUnleaned removes the image from a handler's root, and all layers but those that CRI-O's root leans on.
+func (r *Root) removeUnleaned(state *crioState, imageID string) error {
+	leaned, err := state.leanedOn(r)
 	if err != nil {
 		return err
 	}
-	if users = append(users, state.containersOf(imageID)...); len(users) > 0 {
+	if err := r.keepLeaned(imageID, leaned); err != nil {
+		return err
+	}
+	if err := r.deleteImage(imageID); err != nil {
+		return err
+	}
+	return r.freeKept(leaned)
+}
+
+// unused returns ErrInUse where CRI-O's root or one of handlers has a container of the image, or a lease of it.
+func (s *crioState) unused(imageID string, handlers []*Root) error {
+	users := s.containersOf(imageID)
+	for _, root := range handlers {
+		containers, err := root.store.Containers()
+		if err != nil {
+			return fmt.Errorf("list the containers in the root of handler %q: %w", root.name, err)
+		}
+		for i := range containers {
+			if containers[i].ImageID == imageID {
+				users = append(users, fmt.Sprintf("%s in the root of handler %q", describe(containers[i].Names, containers[i].ID), root.name))
+			}
+		}
+	}
+	if len(users) > 0 {
 		return inUseBy(users)
 	}
 	return nil

@@ -30,10 +30,14 @@ type reserve struct {
 	users int
 }
 
-// withRoom runs fn, which removes something from the root. Where the file system of a handler's root is full, fn has
+// withRoom runs fn, which removes something from the roots. Where the file system of a handler's root is full, fn has
 // what was kept in reserve. It returns ErrDiskFull where that is not enough; for CRI-O's own root nothing is in reserve.
-func (r *Root) withRoom(fn func() error) error {
-	if r.marker != "" {
+// As it may have to wait for the file system, no lock of a root is held before.
+func withRoom(roots []*Root, fn func() error) error {
+	for _, r := range roots {
+		if r.marker == "" {
+			continue
+		}
 		if err := r.takeReserve(); err != nil {
 			return err
 		}
@@ -43,7 +47,11 @@ func (r *Root) withRoom(fn func() error) error {
 	if err == nil || !isDiskFull(err) {
 		return err
 	}
-	return errors.Join(full(err), r.reload())
+	errs := []error{full(err)}
+	for _, r := range roots {
+		errs = append(errs, r.reload())
+	}
+	return errors.Join(errs...)
 }
 
 func (r *Root) takeReserve() error {
@@ -64,6 +72,9 @@ func (r *Root) takeReserve() error {
 
 // giveUpReserve removes the reserve, and returns when the file system has its room for others, or soon.
 func (r *Root) giveUpReserve(before room) error {
+	if there, err := present(r.reserveDir()); !there {
+		return err
+	}
 	if err := os.RemoveAll(r.reserveDir()); err != nil {
 		return err
 	}
