@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 )
 
 // DefaultHandler is the name under which [Config.Handlers] has the settings of
@@ -55,6 +56,25 @@ type Handler struct {
 	// AllowAnnotation lets a pod choose the handler by annotation.
 	AllowAnnotation bool `toml:"allow_annotation"`
 
+	// GCHigh and GCLow are percents: of the root's file system, or of MaxBytes
+	// where that is set. Above GCHigh, unused images go, least recently used
+	// first, until GCLow; 100 as GCHigh is never reached.
+	GCHigh int `toml:"gc_high"`
+	GCLow  int `toml:"gc_low"`
+	// GCMinAge is how long an image stays after its last use.
+	GCMinAge time.Duration `toml:"gc_min_age"`
+	// GCMaxAge is after how long without use an image goes, however much room
+	// there is; 0 means never.
+	GCMaxAge time.Duration `toml:"gc_max_age"`
+	// GCInterval is how often the root is looked at besides after pulls.
+	GCInterval time.Duration `toml:"gc_interval"`
+	// MaxBytes is what images may take of the disk; 0 means that only the file
+	// system bounds them.
+	MaxBytes Size `toml:"max_bytes"`
+	// PinnedImages are images that are never collected, in addition to those of
+	// CRI-O's pinned_images and by its rules for patterns.
+	PinnedImages []string `toml:"pinned_images"`
+
 	// Pull is PullOcihold, or empty, which means it, or PullCRIO. Only of the
 	// default handler.
 	Pull string `toml:"pull"`
@@ -80,6 +100,14 @@ func (c Config) Roots() []Handler {
 		}
 	}
 	return roots
+}
+
+// newHandler returns the settings of a handler that no file says more of.
+func newHandler(name string) Handler {
+	if name == DefaultHandler {
+		return Handler{}
+	}
+	return Handler{GCHigh: 85, GCLow: 80, GCMinAge: 2 * time.Minute, GCInterval: time.Minute}
 }
 
 // nameHandlers fills in what a handler has from its name.

@@ -2,6 +2,7 @@ package conf
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -17,6 +18,13 @@ func handlers() Config {
 	}
 	c.Routes = []Route{
 		{Image: "registry.example/*:[0-9]", Handler: "wasm"}, {Image: "a", Handler: "runc"}, {Image: "b", Handler: "default"},
+	}
+	for name, h := range c.Handlers {
+		if name != DefaultHandler {
+			d := newHandler(name)
+			h.GCHigh, h.GCLow, h.GCMinAge, h.GCInterval = d.GCHigh, d.GCLow, d.GCMinAge, d.GCInterval
+			c.Handlers[name] = h
+		}
 	}
 	c.nameHandlers()
 	return c
@@ -60,7 +68,22 @@ func TestValidateHandlersAlone(t *testing.T) {
 			`the default handler has CRI-O's own root, set global_auth_file in CRI-O's configuration`},
 		"default's platform": {"default", func(h *Handler) { h.Platform = "a/b" }, `handlers.default.platform = "a/b": must not be set: the default handler has the node's own`},
 		"default's pull":     {"default", func(h *Handler) { h.Pull = "kubelet" }, `handlers.default.pull = "kubelet": must be one of ocihold, crio`},
-		"name":               {"a/b", func(h *Handler) { h.Root = "/a" }, `handlers = "a/b": is no name for a handler: use letters, digits, '.', '_' and '-'`},
+		"name": {
+			"a/b", func(h *Handler) { *h = newHandler(""); h.Root = "/a" },
+			`handlers = "a/b": is no name for a handler: use letters, digits, '.', '_' and '-'`,
+		},
+		"high over all":    {"vm", func(h *Handler) { h.GCHigh = 101 }, `handlers.vm.gc_high = "101": must be a percent from 1 to 100; 100 collects nothing for want of room`},
+		"low over high":    {"vm", func(h *Handler) { h.GCHigh = 80 }, `handlers.vm.gc_low = "80": must be 0 or more, and less than gc_high, 80`},
+		"negative low":     {"vm", func(h *Handler) { h.GCLow = -1 }, `handlers.vm.gc_low = "-1": must be 0 or more, and less than gc_high, 85`},
+		"negative min age": {"vm", func(h *Handler) { h.GCMinAge = -time.Second }, `handlers.vm.gc_min_age = "-1s": must not be negative`},
+		"max age too low":  {"vm", func(h *Handler) { h.GCMaxAge = time.Minute }, `handlers.vm.gc_max_age = "1m0s": must be more than gc_min_age, 2m0s, or 0s for no limit`},
+		"interval":         {"vm", func(h *Handler) { h.GCInterval = 0 }, `handlers.vm.gc_interval = "0s": must be a second or more, such as 1m`},
+		"negative size":    {"vm", func(h *Handler) { h.MaxBytes = -1 }, `handlers.vm.max_bytes = "-1B": must not be negative`},
+		"empty pattern":    {"vm", func(h *Handler) { h.PinnedImages = []string{""} }, `handlers.vm.pinned_images = "": must be the name of an image, or a pattern such as registry.example/base/*`},
+		"default's mark": {"default", func(h *Handler) { h.GCHigh = 80 }, `handlers.default.gc_high = "80": must not be set: kubelet collects the ` +
+			`default handler's images, set imageGCHighThresholdPercent, imageGCLowThresholdPercent, imageMinimumGCAge and imageMaximumGCAge in kubelet's configuration`},
+		"default's pins": {"default", func(h *Handler) { h.PinnedImages = []string{"a"} },
+			`handlers.default.pinned_images = "a": must not be set: set pinned_images in CRI-O's configuration`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := handlers()

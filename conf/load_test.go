@@ -55,6 +55,13 @@ pull = "crio"
 root = "/d/vm"
 options = ["overlay.mountopt=nodev", "overlay.size=1G"]
 allow_annotation = true
+gc_high = 70
+gc_low = 50
+gc_min_age = "1h"
+gc_max_age = "168h"
+gc_interval = "5m"
+max_bytes = "1.5GiB"
+pinned_images = ["a", "b/*"]
 [handlers.wasm]
 root = "/d/wasm"
 runroot = "/e/wasm"
@@ -74,6 +81,8 @@ handler = "wasm"
 		"ocihold.toml.d/40-handlers.toml": `
 [handlers.vm]
 root = "/d/other"
+gc_low = 60
+pinned_images = ["c"]
 options = ["overlay.mountopt=noexec"]
 [handlers.wasm]
 pull_concurrency = 4
@@ -101,10 +110,13 @@ image = "c"
 			"vm": {
 				Name: "vm", Root: "/d/other", RunRoot: "/c/roots/vm", Options: []string{"overlay.mountopt=noexec"},
 				AllowAnnotation: true,
+				GCHigh:          70, GCLow: 60, GCMinAge: time.Hour, GCMaxAge: 168 * time.Hour, GCInterval: 5 * time.Minute,
+				MaxBytes: 3 << 29, PinnedImages: []string{"c"},
 			},
 			"wasm": {
 				Name: "wasm", Root: "/d/wasm", RunRoot: "/e/wasm", Driver: "overlay", Platform: "wasi/wasm",
 				AuthFile: "/b/auth.json", SignaturePolicy: "/b/policy.json", RegistriesConf: "/b/registries.conf", PullConcurrency: 4,
+				GCHigh: 85, GCLow: 80, GCMinAge: 2 * time.Minute, GCInterval: time.Minute,
 			},
 		},
 		Routes:       []Route{{Image: "c", Handler: "vm"}},
@@ -260,6 +272,14 @@ func TestLoadRefuses(t *testing.T) {
 			main: "[pull]\nstall_timeout = 120\n",
 			want: []string{`DIR/o.toml:2: key "pull.stall_timeout" must be a duration such as "2m", not an integer`},
 		},
+		"size without a number": {
+			main: "[handlers.vm]\nmax_bytes = \"much\"\n",
+			want: []string{`DIR/o.toml:2: key "handlers.vm.max_bytes" must be a size such as "100GB" or "100GiB", not "much"`},
+		},
+		"size as a number": {
+			main: "[handlers.vm]\nmax_bytes = 100\n",
+			want: []string{`DIR/o.toml:2: key "handlers.vm.max_bytes" must be a size such as "100GB" or "100GiB", not an integer`},
+		},
 		"syntax": {
 			main: "run_dir = \"/a\"\nlog_level = loud\n",
 			want: []string{`DIR/o.toml:2: expected value but found "loud" instead`},
@@ -367,6 +387,7 @@ func FuzzParse(f *testing.F) {
 	f.Add("[[nri]]\nx.\"y z\" = { a = [1, {b = 2}] }\n[nri.socket]\n")
 	f.Add("[handlers.a]\nroot = \"/a\"\noptions = [\"a\"]\n[handlers.\"b c\"]\npull_concurrency = 2\n[[routes]]\nimage = \"a\"\n[[routes]]\n")
 	f.Add("routes = [{image = \"a\", b = 1}, {handler = 3}]\n[handlers]\n")
+	f.Add("[handlers.a]\nmax_bytes = \"1.5GiB\"\ngc_high = 3\n")
 	f.Add("[pull]\nstall_timeout = \"1h2m3.5s\"\n")
 	f.Add("crio.config = 1979-05-27T07:32:00Z\nRUN_DIR = 'x'")
 	f.Fuzz(func(t *testing.T, text string) {

@@ -49,8 +49,11 @@ func (c *Config) override(text string) error {
 	}
 	next.Handlers = maps.Clone(c.Handlers)
 	for name, table := range given.Handlers {
-		h := next.Handlers[name]
-		h.Options = slices.Clone(h.Options) // decoding reuses the array
+		h, known := next.Handlers[name]
+		if !known {
+			h = newHandler(name)
+		}
+		h.Options, h.PinnedImages = slices.Clone(h.Options), slices.Clone(h.PinnedImages) // decoding reuses the arrays
 		if err := md.PrimitiveDecode(table, &h); err != nil {
 			return err
 		}

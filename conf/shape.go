@@ -36,6 +36,8 @@ const (
 	kindTime   = "a datetime"
 	// kindDuration is a string, too.
 	kindDuration = `a duration such as "2m"`
+	// kindSize is one, too.
+	kindSize = `a size such as "100GB" or "100GiB"`
 )
 
 // shapeOf returns the shape of a type that is made of the few kinds that a
@@ -43,6 +45,9 @@ const (
 func shapeOf(t reflect.Type) *shape {
 	if t == reflect.TypeFor[time.Duration]() {
 		return &shape{kind: kindDuration}
+	}
+	if t == reflect.TypeFor[Size]() {
+		return &shape{kind: kindSize}
 	}
 	switch t.Kind() {
 	case reflect.Struct:
@@ -137,6 +142,12 @@ func (s *shape) checkTable(d *document, table map[string]toml.Primitive, at toml
 		}
 		if text, ok := decoded.(string); ok && want.kind == kindDuration {
 			if _, err := time.ParseDuration(text); err != nil {
+				found("key %q must be %s, not %q", key, want.kind, text)
+			}
+			continue
+		}
+		if text, ok := decoded.(string); ok && want.kind == kindSize {
+			if new(Size).UnmarshalText([]byte(text)) != nil {
 				found("key %q must be %s, not %q", key, want.kind, text)
 			}
 			continue

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/bmatcuk/doublestar/v4"
 )
@@ -44,6 +45,7 @@ func (k *checker) checkHandler(name string, h Handler) {
 				k.fault(at+is.key, is.value, "must not be set: the default handler has the node's own")
 			}
 		}
+		k.checkNoCollector(at, h)
 		switch h.Pull {
 		case "", PullOcihold, PullCRIO:
 		default:
@@ -78,8 +80,59 @@ func (k *checker) checkHandler(name string, h Handler) {
 	k.absoluteOrEmpty(at+"auth_file", h.AuthFile)
 	k.absoluteOrEmpty(at+"signature_policy", h.SignaturePolicy)
 	k.absoluteOrEmpty(at+"registries_conf", h.RegistriesConf)
+	k.checkCollector(at, h)
 	if h.Pull != "" {
 		k.fault(at+"pull", h.Pull, "must not be set: only handlers.default can be left to CRI-O")
+	}
+}
+
+// checkCollector reports what cannot be right about a handler's garbage
+// collection.
+func (k *checker) checkCollector(at string, h Handler) {
+	if h.GCHigh < 1 || h.GCHigh > 100 {
+		k.fault(at+"gc_high", fmt.Sprint(h.GCHigh), "must be a percent from 1 to 100; 100 collects nothing for want of room")
+	}
+	if h.GCLow < 0 || h.GCLow >= h.GCHigh {
+		k.fault(at+"gc_low", fmt.Sprint(h.GCLow), fmt.Sprintf("must be 0 or more, and less than gc_high, %d", h.GCHigh))
+	}
+	if h.GCMinAge < 0 {
+		k.fault(at+"gc_min_age", h.GCMinAge.String(), "must not be negative")
+	}
+	if h.GCMaxAge < 0 || h.GCMaxAge > 0 && h.GCMaxAge <= h.GCMinAge {
+		k.fault(at+"gc_max_age", h.GCMaxAge.String(), fmt.Sprintf("must be more than gc_min_age, %s, or 0s for no limit", h.GCMinAge))
+	}
+	if h.GCInterval < time.Second {
+		k.fault(at+"gc_interval", h.GCInterval.String(), "must be a second or more, such as 1m")
+	}
+	if h.MaxBytes < 0 {
+		k.fault(at+"max_bytes", h.MaxBytes.String(), "must not be negative")
+	}
+	if slices.Contains(h.PinnedImages, "") {
+		k.fault(at+"pinned_images", "", "must be the name of an image, or a pattern such as registry.example/base/*")
+	}
+}
+
+// checkNoCollector refuses settings of a collection that kubelet makes.
+func (k *checker) checkNoCollector(at string, h Handler) {
+	const kubelets = "must not be set: kubelet collects the default handler's images, set imageGCHighThresholdPercent, " +
+		"imageGCLowThresholdPercent, imageMinimumGCAge and imageMaximumGCAge in kubelet's configuration"
+	for _, is := range []struct {
+		key, value string
+		set        bool
+	}{
+		{"gc_high", fmt.Sprint(h.GCHigh), h.GCHigh != 0},
+		{"gc_low", fmt.Sprint(h.GCLow), h.GCLow != 0},
+		{"gc_min_age", h.GCMinAge.String(), h.GCMinAge != 0},
+		{"gc_max_age", h.GCMaxAge.String(), h.GCMaxAge != 0},
+		{"gc_interval", h.GCInterval.String(), h.GCInterval != 0},
+		{"max_bytes", h.MaxBytes.String(), h.MaxBytes != 0},
+	} {
+		if is.set {
+			k.fault(at+is.key, is.value, kubelets)
+		}
+	}
+	if len(h.PinnedImages) > 0 {
+		k.fault(at+"pinned_images", strings.Join(h.PinnedImages, ","), "must not be set: set pinned_images in CRI-O's configuration")
 	}
 }
 
