@@ -582,3 +582,17 @@ func TestForgedReportOrMountGivesNothing(t *testing.T) {
 		assert.NotContains(t, w.store.leases(), id("b"))
 	})
 }
+
+func TestInUse(t *testing.T) {
+	inWorld(t, synchronized(func(t *testing.T, w *world) {
+		w.RunPod(pod("p", volumeA))
+		w.wait()
+		w.mounts.set(func() { w.mounts.used = map[string]bool{"vm." + id("b"): true} })
+		used, err := w.InUse(t.Context())
+		require.NoError(t, err)
+		assert.Equal(t, map[string]bool{id("a"): true, id("b"): true}, used)
+		w.mounts.set(func() { w.mounts.err = errors.New("no /proc") })
+		_, err = w.InUse(t.Context())
+		require.ErrorIs(t, err, w.mounts.err)
+	}))
+}

@@ -2,6 +2,8 @@ package imagevolume
 
 import (
 	"cmp"
+	"context"
+	"fmt"
 	"slices"
 )
 
@@ -43,6 +45,24 @@ func (m *Manager) Volumes() []Status {
 			cmp.Compare(a.Container, b.Container), cmp.Compare(a.MountPath, b.MountPath))
 	})
 	return all
+}
+
+// InUse returns the IDs of the images that pods have as volumes or are about to
+// have, in any root: as the Manager knows, and as the kernel says of processes.
+func (m *Manager) InUse(ctx context.Context) (map[string]bool, error) {
+	needed, _ := m.needed() // before the kernel is asked, as in settle
+	used, err := m.mounts.InUse(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read which volumes are in use: %w", err)
+	}
+	ids := map[string]bool{}
+	for k := range needed {
+		ids[imageOf(k).ID] = true
+	}
+	for k := range used {
+		ids[imageOf(k).ID] = true
+	}
+	return ids, nil
 }
 
 // Synchronized reports whether the container runtime has told which pods there

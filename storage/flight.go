@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 )
 
 // errAbandoned is the cause of a transfer's cancellation when the last of its waiters has left.
@@ -22,6 +23,7 @@ type flights struct {
 // flight is one transfer. waiters, last and abandoned are guarded by flights.mu; image and err are set before done is
 // closed.
 type flight struct {
+	began     time.Time
 	cancel    context.CancelCauseFunc
 	waiters   map[*waiter]struct{}
 	last      *Progress
@@ -80,7 +82,7 @@ func (f *flights) join(ctx context.Context, key string, w *waiter, fn transfer) 
 	}
 
 	runCtx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	fl = &flight{cancel: cancel, waiters: map[*waiter]struct{}{w: {}}, done: make(chan struct{})}
+	fl = &flight{began: time.Now(), cancel: cancel, waiters: map[*waiter]struct{}{w: {}}, done: make(chan struct{})}
 	if f.running == nil {
 		f.running = make(map[string]*flight)
 	}
@@ -146,6 +148,18 @@ func (f *flights) transferring(name string) bool {
 		}
 	}
 	return false
+}
+
+// oldest returns when the oldest of the transfers under way has begun, and whether there is one.
+func (f *flights) oldest() (began time.Time, ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, fl := range f.running {
+		if !ok || fl.began.Before(began) {
+			began, ok = fl.began, true
+		}
+	}
+	return began, ok
 }
 
 func (f *flights) isClosed() bool {

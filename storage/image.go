@@ -40,6 +40,15 @@ func (r *Root) Images(ctx context.Context) ([]Image, []error) {
 	if err != nil {
 		return nil, []error{fmt.Errorf("list images of handler %q: %w", r.name, err)}
 	}
+	images, bad := r.readImages(all)
+	for i := range bad {
+		bad[i] = fmt.Errorf("list images of handler %q: %w", r.name, bad[i])
+	}
+	return images, bad
+}
+
+// readImages completes the image records of a list that has layers and containers too.
+func (r *Root) readImages(all cstorage.MultiListResult) (images []Image, bad []error) {
 	layers := make(map[string]*cstorage.Layer, len(all.Layers))
 	for i := range all.Layers {
 		layers[all.Layers[i].ID] = &all.Layers[i]
@@ -55,8 +64,7 @@ func (r *Root) Images(ctx context.Context) ([]Image, []error) {
 		return r.lent(id)
 	}
 
-	images := make([]Image, 0, len(all.Images))
-	var bad []error
+	images = make([]Image, 0, len(all.Images))
 	for i := range all.Images {
 		image, err := readRecord(&all.Images[i], layer)
 		if err == nil {
@@ -68,7 +76,7 @@ func (r *Root) Images(ctx context.Context) ([]Image, []error) {
 			}
 		}
 		if err != nil {
-			bad = append(bad, fmt.Errorf("list images of handler %q: %w", r.name, err))
+			bad = append(bad, err)
 			continue
 		}
 		image.Leased = containers[leaseIDs(image.ID).record]

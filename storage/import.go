@@ -46,6 +46,7 @@ type ImportOptions struct {
 // image is not visible.
 func (r *Root) Import(ctx context.Context, from string, opt ImportOptions) (Image, error) {
 	image, err := r.importFrom(ctx, from, opt)
+	r.tellPulled()
 	if err != nil {
 		return Image{}, fmt.Errorf("import %s: %w", from, err)
 	}

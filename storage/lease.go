@@ -81,6 +81,7 @@ func (r *Root) Lease(ctx context.Context, imageID string) error {
 		}
 		return fmt.Errorf("lease image %s in the root of handler %q: %w", imageID, r.name, err)
 	}
+	r.noteUse(imageID)
 	return nil
 }
 
@@ -159,6 +160,7 @@ func (r *Root) Release(ctx context.Context, imageID string) error {
 	if err := withRoom([]*Root{r}, func() error { return r.release(imageID) }); err != nil {
 		return fmt.Errorf("release image %s in the root of handler %q: %w", imageID, r.name, err)
 	}
+	r.noteUse(imageID) // until now
 	return nil
 }
 

@@ -3,8 +3,8 @@ package storage
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -43,10 +43,9 @@ type Options struct {
 	// StallTimeout ends a transfer for which the registry sends nothing for that long. 0 means DefaultStallTimeout.
 	StallTimeout time.Duration
 
-	// TempDir takes blobs while they are downloaded. Empty means /var/tmp.
+	// TempDir takes blobs while they are downloaded, in a directory of this process's own. What processes left there that
+	// have ended is removed. Empty means /var/tmp.
 	TempDir string
-	// ClearTemp removes what killed processes left in TempDir. Only for a TempDir that no one else pulls through.
-	ClearTemp bool
 	// BlobInfoCacheDir remembers where blobs were seen.
 	BlobInfoCacheDir string
 
@@ -83,7 +82,12 @@ type Root struct {
 	stall    time.Duration
 	backoff  []time.Duration // before the first retry, the second, …
 	slots    chan struct{}   // nil: any number of transfers
+	now      func() time.Time
 	log      logrus.FieldLogger
+
+	downloads  *tempDir      // nil for the system's
+	collecting chan struct{} // has room while no collection runs
+	pulled     chan struct{} // gets one, where there is room, as a transfer ends; nil: no one is told
 
 	// leans is who may lean on this root's layers, nil where no one does. Of CRI-O's own root, lenders are those that
 	// it may lean on.
@@ -104,7 +108,7 @@ var storesMu sync.Mutex
 
 // Open opens the root that opt names, and creates it where it does not exist. It returns ErrUnsupported for a driver or
 // driver option that the package does not support.
-func Open(opt Options) (*Root, error) {
+func Open(opt Options) (_ *Root, err error) {
 	if opt.GraphRoot == "" || opt.RunRoot == "" {
 		return nil, fmt.Errorf("open the root of handler %q: graph root and run root are both required", opt.Name)
 	}
@@ -128,7 +132,6 @@ func Open(opt Options) (*Root, error) {
 		SystemRegistriesConfPath:    opt.RegistriesConf,
 		SystemRegistriesConfDirPath: opt.RegistriesConfDir,
 		DockerPerHostCertDirPath:    opt.CertsDir,
-		BigFilesTemporaryDir:        opt.TempDir,
 		BlobInfoCacheDir:            opt.BlobInfoCacheDir,
 	}
 	if err := choosePlatform(&sys, opt.Platform); err != nil {
@@ -141,10 +144,17 @@ func Open(opt Options) (*Root, error) {
 			return nil, fmt.Errorf("open the root of handler %q at %s: %w", opt.Name, opt.GraphRoot, err)
 		}
 	}
+	var downloads *tempDir
 	if opt.TempDir != "" {
-		if err := prepareTempDir(opt.TempDir, opt.ClearTemp); err != nil {
+		if downloads, err = claimTempDir(opt.TempDir); err != nil {
 			return nil, fmt.Errorf("open the root of handler %q at %s: %w", opt.Name, opt.GraphRoot, err)
 		}
+		sys.BigFilesTemporaryDir = downloads.path
+		defer func() {
+			if err != nil {
+				err = errors.Join(err, downloads.release())
+			}
+		}()
 	}
 
 	storesMu.Lock()
@@ -169,7 +179,11 @@ func Open(opt Options) (*Root, error) {
 		stall:    cmp.Or(opt.StallTimeout, DefaultStallTimeout),
 		backoff:  []time.Duration{time.Second, 2 * time.Second, 4 * time.Second},
 		patience: measuringPatience,
+		now:      time.Now,
 		log:      opt.Log.WithField("handler", opt.Name),
+
+		downloads:  downloads,
+		collecting: make(chan struct{}, 1),
 	}
 	if opt.PullConcurrency > 0 {
 		r.slots = make(chan struct{}, opt.PullConcurrency)
@@ -203,7 +217,10 @@ func (r *Root) Close() error {
 	storesMu.Lock()
 	defer storesMu.Unlock()
 	r.store.Free()
-	return nil
+	if r.downloads == nil {
+		return nil
+	}
+	return r.downloads.release()
 }
 
 // usable returns why a call on r must not begin: ErrClosed, ErrUnmounted, or ctx's error.
@@ -251,29 +268,4 @@ func overlayOptions(options []string) ([]string, error) {
 		}
 	}
 	return append(out, "overlay.sync=filesystem", "overlay.skip_mount_home=true"), nil
-}
-
-// tempPrefix begins the name of everything that containers/image puts into its directory for big files.
-const tempPrefix = "container_images_"
-
-func prepareTempDir(dir string, clearIt bool) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("create the directory for downloads: %w", err)
-	}
-	if !clearIt {
-		return nil
-	}
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return fmt.Errorf("clear the directory for downloads: %w", err)
-	}
-	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), tempPrefix) {
-			continue
-		}
-		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
-			return fmt.Errorf("clear the directory for downloads: %w", err)
-		}
-	}
-	return nil
 }

@@ -61,20 +61,23 @@ func TestOverlayOptions(t *testing.T) {
 	}
 }
 
-func TestOpenClearsOnlyDownloads(t *testing.T) {
+func TestOpenClearsDownloadsOfTheDead(t *testing.T) {
 	opt := testOptions(t)
-	left := filepath.Join(opt.TempDir, "container_images_storage123")
+	dead := filepath.Join(opt.TempDir, tempPrefix+"123")
 	other := filepath.Join(opt.TempDir, "other")
-	require.NoError(t, os.MkdirAll(left, 0o700))
+	require.NoError(t, os.MkdirAll(dead, 0o700))
 	require.NoError(t, os.MkdirAll(other, 0o700))
-	write(t, filepath.Join(left, "1"), "blob")
+	write(t, filepath.Join(dead, "1"), "blob")
 
-	open(t, opt)
-	assert.DirExists(t, left)
-	opt.ClearTemp = true
-	open(t, opt)
-	assert.NoDirExists(t, left)
+	first := open(t, opt)
+	second := open(t, opt)
+	assert.NoDirExists(t, dead)
 	assert.DirExists(t, other)
+	assert.DirExists(t, first.downloads.path)
+	assert.NotEqual(t, first.downloads.path, second.downloads.path)
+	require.NoError(t, first.Close())
+	assert.NoDirExists(t, first.downloads.path)
+	assert.DirExists(t, second.downloads.path)
 }
 
 func TestOpenLeavesAdditionalStoresOut(t *testing.T) {

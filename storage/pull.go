@@ -88,6 +88,7 @@ func (r *Root) Pull(ctx context.Context, ref string, opt PullOptions) (Image, er
 		}
 		return image, err
 	})
+	r.tellPulled()
 	if err != nil {
 		return Image{}, fmt.Errorf("pull %q: %w", ref, err)
 	}
@@ -227,7 +228,7 @@ func (r *Root) openSource(ctx context.Context, named reference.Named, sys *types
 // named returns the sound image that has exactly this name.
 func (r *Root) named(named reference.Named) (Image, bool) {
 	record, err := r.store.Image(named.String())
-	if err != nil || !slices.Contains(record.Names, named.String()) {
+	if err != nil || !slices.Contains(record.Names, named.String()) || errors.Is(r.markUsed(record.ID), ErrNotFound) {
 		return Image{}, false
 	}
 	image, err := r.image(record)

@@ -30,6 +30,7 @@ type Roots struct {
 type handlerRoot struct {
 	options Options
 	root    *Root
+	pulled  chan struct{}
 	away    bool
 }
 
@@ -64,7 +65,7 @@ func OpenRoots(base Options, handlers []Options) (_ *Roots, err error) {
 			return nil, fmt.Errorf("open the root of handler %q at %s: another handler has that root: give each handler a root of its own", options.Name, options.GraphRoot)
 		}
 		names, places = append(names, options.Name), append(places, filepath.Clean(options.GraphRoot))
-		h := &handlerRoot{options: options}
+		h := &handlerRoot{options: options, pulled: make(chan struct{}, 1)}
 		r.handlers = append(r.handlers, h)
 		if _, err := r.opened(h); err != nil && !errors.Is(err, ErrUnmounted) {
 			return nil, err
@@ -102,7 +103,7 @@ func (r *Roots) open(h *handlerRoot) error {
 			root.log.WithError(err).Warn("the run root is not kept with the root: a change of it may go unnoticed")
 		}
 	}
-	root.leans = r.crio
+	root.leans, root.pulled = r.crio, h.pulled
 	h.root = root
 	return nil
 }
@@ -145,17 +146,15 @@ func (r *Roots) Handler(name string) (*Root, error) {
 
 // opened returns the handler's root, ready for use at this moment.
 func (r *Roots) opened(h *handlerRoot) (*Root, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return nil, ErrClosed
-	}
-	err := r.open(h)
+	root, err := r.openedOnce(h)
 	if err == nil {
-		if err = h.root.ready(); err != nil {
+		// Without the lock: a disk that does not answer holds up no other root.
+		if err = root.ready(); err != nil {
 			err = fmt.Errorf("use the root of handler %q at %s: %w", h.options.Name, h.options.GraphRoot, err)
 		}
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if err != nil {
 		h.away = errors.Is(err, ErrUnmounted)
 		return nil, err
@@ -167,7 +166,18 @@ func (r *Roots) opened(h *handlerRoot) (*Root, error) {
 		default: // one is there that no one has looked at
 		}
 	}
-	return h.root, nil
+	return root, nil
+}
+
+// openedOnce returns the handler's root, opened now if it was not before.
+func (r *Roots) openedOnce(h *handlerRoot) (*Root, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil, ErrClosed
+	}
+	err := r.open(h)
+	return h.root, err
 }
 
 // Returned receives when the disk of a handler's root was found mounted after it was not: what a process left in that

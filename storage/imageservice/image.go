@@ -63,6 +63,12 @@ func user(config string) (uid *cri.Int64Value, username string) {
 	return nil, name
 }
 
+// Pinned tells whether one of the patterns fits one of the image's names, by the rules of CRI-O's pinned_images.
+func Pinned(patterns []string, image storage.Image) bool {
+	tags, digests := names(image)
+	return pinned(patterns, tags, digests)
+}
+
 // pinned tells whether one of CRI-O's pinned_images patterns fits one of the names. As in CRI-O, a pattern that ends in "*"
 // fits what contains the rest of it, without a "*" at its beginning; all else is compared as a whole. Case does not
 // matter.

@@ -79,6 +79,10 @@ func (s *Service) find(ctx context.Context, spec *cri.ImageSpec, chosen choice) 
 			return nil, err
 		}
 		image, err := root.Resolve(ctx, spec.GetImage())
+		if err == nil && chosen.root() != DefaultRoot {
+			// A pod is about to use it.
+			err = root.MarkUsed(ctx, image.ID)
+		}
 		if errors.Is(err, storage.ErrNotFound) {
 			return nil, nil
 		}

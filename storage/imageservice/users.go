@@ -10,6 +10,12 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
+// Users asks CRI-O for its containers and returns what tells which of them use an image, as their root file system or as an
+// image volume. It returns an error where CRI-O does not answer.
+func (s *Service) Users(ctx context.Context) (func(imageID string) ([]string, error), error) {
+	return users(ctx, s.crio)
+}
+
 // users asks CRI-O for its containers, at the other end of conn, and returns what tells, without asking again, which of
 // them use an image: as their root file system or as an image volume. It returns an error where CRI-O does not answer.
 func users(ctx context.Context, conn *grpc.ClientConn) (func(imageID string) ([]string, error), error) {

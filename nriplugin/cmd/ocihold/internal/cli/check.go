@@ -323,7 +323,7 @@ func (c *checker) checkImages(ctx context.Context) {
 	if len(c.config.Roots()) == 0 {
 		return
 	}
-	roots, err := openRoots(c.config, c.inForce, false, c.app.logger(c.config))
+	roots, err := openRoots(c.config, c.inForce, c.app.logger(c.config))
 	switch {
 	case errors.Is(err, storage.ErrRunRoot):
 		c.check("runroot", err, "set it back in ocihold's configuration, or end what uses the root")

@@ -300,12 +300,12 @@ func TestTemporaryDirectoryIsThatOfCRIO(t *testing.T) {
 	h := newHost(t)
 	_, _, err := h.run(t, "images")
 	require.NoError(t, err)
-	assert.DirExists(t, h.path("state/commands"))
+	assert.DirExists(t, h.path("state/downloads"))
 
 	h = newHost(t)
 	h.write(t, "crio.conf.d/10-big", "[crio.image]\nbig_files_temporary_dir = \"DIR/big\"\n")
 	_, _, err = h.run(t, "images")
 	require.NoError(t, err)
-	assert.DirExists(t, h.path("big/ocihold/commands"))
-	assert.NoDirExists(t, h.path("state/commands"))
+	assert.DirExists(t, h.path("big/ocihold/downloads"))
+	assert.NoDirExists(t, h.path("state/downloads"))
 }

@@ -95,7 +95,7 @@ func (a *app) checkTakenOut(ctx context.Context, config conf.Config, inForce *co
 	if len(out) == 0 {
 		return nil
 	}
-	roots, err := openRoots(config, inForce, false, a.logger(config))
+	roots, err := openRoots(config, inForce, a.logger(config))
 	if err != nil {
 		return err
 	}

@@ -32,7 +32,7 @@ func Execute(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	}
 	root.PersistentFlags().StringVar(&a.configFile, "config", conf.DefaultFile, "configuration `file`; *.toml files in FILE.d add to it")
 	root.AddCommand(a.runCommand(), a.statusCommand(), a.pullCommand(), a.importCommand(), a.imagesCommand(), a.removeCommand(),
-		a.diskUseCommand(),
+		a.diskUseCommand(), a.gcCommand(),
 		a.volumesCommand(), a.checkCommand(), a.configCommand(), a.versionCommand())
 	root.SetArgs(args)
 	root.SetOut(stdout)

@@ -79,7 +79,7 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, log *logrus.L
 		return fmt.Errorf("prepare host mounts: %w", err)
 	}
 	defer func() { err = errors.Join(err, mounts.Close()) }()
-	store, err := openStore(config, crio, true, log)
+	store, err := openStore(config, crio, log)
 	if err != nil {
 		return err
 	}
@@ -93,6 +93,7 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, log *logrus.L
 	}
 
 	manager := imagevolume.New(volumeStores{store.roots, config.Volumes.TrustPresent}, mounts, log)
+	store.volumes = manager.InUse
 	socket := config.NRI.Socket
 	if socket == "" {
 		socket = crio.NRI.Listen
@@ -118,6 +119,7 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, log *logrus.L
 	group.Go(func() error { return store.service.Serve(ctx, images) })
 	if len(config.Roots()) > 0 {
 		group.Go(func() error { return sweepRoots(ctx, store, log) })
+		group.Go(func() error { return store.collectAll(ctx) })
 	}
 	if config.Handlers[conf.DefaultHandler].Pull != conf.PullCRIO {
 		group.Go(func() error { return keepPauseImage(ctx, root, crio, log) })

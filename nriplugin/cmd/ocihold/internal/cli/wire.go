@@ -22,9 +22,8 @@ import (
 func controlSocket(config conf.Config) string { return filepath.Join(config.RunDir, "ocihold.sock") }
 
 // openRoots opens CRI-O's own root and those of handlers, as CRI-O and Ocihold
-// are configured. The daemon clears what a killed one left of its downloads;
-// commands without a daemon have a directory apart.
-func openRoots(config conf.Config, crio *conf.CRIO, daemon bool, log logrus.FieldLogger) (*storage.Roots, error) {
+// are configured.
+func openRoots(config conf.Config, crio *conf.CRIO, log logrus.FieldLogger) (*storage.Roots, error) {
 	if err := config.ValidateHandlers(crio); err != nil {
 		return nil, fmt.Errorf("check handlers against CRI-O's configuration: %w", err)
 	}
@@ -32,10 +31,6 @@ func openRoots(config conf.Config, crio *conf.CRIO, daemon bool, log logrus.Fiel
 	temporary := config.StateDir
 	if crio.BigFilesTemporaryDir != "" {
 		temporary = filepath.Join(crio.BigFilesTemporaryDir, "ocihold")
-	}
-	downloads := "commands"
-	if daemon {
-		downloads = "downloads"
 	}
 	base := storage.Options{
 		Name:               imageservice.DefaultRoot,
@@ -46,8 +41,7 @@ func openRoots(config conf.Config, crio *conf.CRIO, daemon bool, log logrus.Fiel
 		DriverOptions:      crio.StorageOptions,
 		PullConcurrency:    config.Handlers[conf.DefaultHandler].PullConcurrency,
 		StallTimeout:       config.Pull.StallTimeout,
-		TempDir:            filepath.Join(temporary, downloads),
-		ClearTemp:          daemon,
+		TempDir:            filepath.Join(temporary, "downloads"),
 		BlobInfoCacheDir:   filepath.Join(config.StateDir, "cache"),
 		SignaturePolicy:    crio.SignaturePolicy,
 		AuthFile:           crio.GlobalAuthFile,
@@ -75,7 +69,6 @@ func handlerOptions(base storage.Options, h conf.Handler) storage.Options {
 	o.Driver, o.DriverOptions = h.Driver, h.Options
 	o.Platform, o.PullConcurrency = h.Platform, h.PullConcurrency
 	o.Marker = true
-	o.ClearTemp = false // CRI-O's own root was opened before, and has the same directory
 	o.SignaturePolicy = cmp.Or(h.SignaturePolicy, base.SignaturePolicy)
 	o.AuthFile = cmp.Or(h.AuthFile, base.AuthFile)
 	o.RegistriesConf = cmp.Or(h.RegistriesConf, base.RegistriesConf)
@@ -245,7 +238,7 @@ func (a *app) ask(ctx context.Context, config conf.Config, crio *conf.CRIO, f fu
 	if !errors.Is(err, control.ErrDown) {
 		return err
 	}
-	store, err := openStore(config, crio, false, a.logger(config))
+	store, err := openStore(config, crio, a.logger(config))
 	if err != nil {
 		return err
 	}
@@ -259,21 +252,22 @@ type imageStore interface {
 	Pull(ctx context.Context, handler, ref string, progress func(storage.Progress)) (storage.Image, error)
 	Import(ctx context.Context, handler, from, name string, progress func(storage.Progress)) (storage.Image, error)
 	Remove(ctx context.Context, handler, ref string) error
+	Collect(ctx context.Context, handler string, dryRun bool) (control.Collections, error)
 }
 
 // localStore are the roots as this process has them open.
 type localStore struct {
-	roots   *storage.Roots
-	service *imageservice.Service
-	conn    *grpc.ClientConn
+	*collector
+
+	conn *grpc.ClientConn
 }
 
-func openStore(config conf.Config, crio *conf.CRIO, daemon bool, log logrus.FieldLogger) (_ localStore, err error) {
+func openStore(config conf.Config, crio *conf.CRIO, log logrus.FieldLogger) (_ localStore, err error) {
 	conn, err := imageservice.Dial(crio.Listen)
 	if err != nil {
 		return localStore{}, err
 	}
-	roots, err := openRoots(config, crio, daemon, log)
+	roots, err := openRoots(config, crio, log)
 	if err != nil {
 		return localStore{}, errors.Join(err, conn.Close())
 	}
@@ -281,7 +275,7 @@ func openStore(config conf.Config, crio *conf.CRIO, daemon bool, log logrus.Fiel
 	if err != nil {
 		return localStore{}, errors.Join(err, roots.Close(), conn.Close())
 	}
-	return localStore{roots, service, conn}, nil
+	return localStore{newCollector(config, crio, roots, service, log), conn}, nil
 }
 
 func (s localStore) Close() error { return errors.Join(s.roots.Close(), s.conn.Close()) }

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 
 	"github.com/ocihold/ocihold/imagevolume"
@@ -99,13 +100,22 @@ func (c *Client) Remove(ctx context.Context, handler, ref string) error {
 	return body.Close()
 }
 
+// Collect asks for a collection.
+func (c *Client) Collect(ctx context.Context, handler string, dryRun bool) (Collections, error) {
+	return ask[Collections](ctx, c, http.MethodPost, "/collect?"+url.Values{"handler": {handler}, "dry_run": {strconv.FormatBool(dryRun)}}.Encode())
+}
+
 func imageQuery(handler, ref string) string {
 	return url.Values{"handler": {handler}, "ref": {ref}}.Encode()
 }
 
 func get[T any](ctx context.Context, c *Client, path string) (T, error) {
+	return ask[T](ctx, c, http.MethodGet, path)
+}
+
+func ask[T any](ctx context.Context, c *Client, method, path string) (T, error) {
 	var result T
-	body, err := c.do(ctx, http.MethodGet, path)
+	body, err := c.do(ctx, method, path)
 	if err != nil {
 		return result, err
 	}

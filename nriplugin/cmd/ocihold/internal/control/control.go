@@ -37,6 +37,13 @@ type DiskUse struct {
 	Faults []string            `json:"faults,omitempty"`
 }
 
+// Collections are what was collected in handlers' roots, and what is wrong with
+// those left out.
+type Collections struct {
+	Collections []storage.Collection `json:"collections"`
+	Faults      []string             `json:"faults,omitempty"`
+}
+
 // Daemon is what the commands may ask for. The daemon implements it, and
 // Client passes it on.
 type Daemon interface {
@@ -53,6 +60,9 @@ type Daemon interface {
 	Import(ctx context.Context, handler, from, name string, progress func(storage.Progress)) (storage.Image, error)
 	// Remove removes from the handler's root; without a handler, from every one.
 	Remove(ctx context.Context, handler, ref string) error
+	// Collect collects in the handler's root; without a handler, in every one that
+	// has a root of its own.
+	Collect(ctx context.Context, handler string, dryRun bool) (Collections, error)
 }
 
 // pullEvent is a line of the answer to a pull or import.

@@ -68,6 +68,10 @@ func (d daemon) Remove(_ context.Context, handler, ref string) error {
 	return d.err
 }
 
+func (d daemon) Collect(_ context.Context, handler string, dryRun bool) (control.Collections, error) {
+	return control.Collections{Collections: []storage.Collection{{Handler: handler, DryRun: dryRun}}}, d.err
+}
+
 // serve serves d until the test ends.
 func serve(t *testing.T, d control.Daemon) (socket string, client *control.Client) {
 	t.Helper()
@@ -122,6 +126,11 @@ func TestAnswers(t *testing.T) {
 
 	require.NoError(t, client.Remove(t.Context(), "vm", "a"))
 	require.EqualError(t, client.Remove(t.Context(), "wasm", "a"), "wasm has no a")
+	for _, dryRun := range []bool{true, false} {
+		collections, err := client.Collect(t.Context(), "vm", dryRun)
+		require.NoError(t, err)
+		assert.Equal(t, control.Collections{Collections: []storage.Collection{{Handler: "vm", DryRun: dryRun}}}, collections)
+	}
 }
 
 func TestErrors(t *testing.T) {
@@ -137,6 +146,8 @@ func TestErrors(t *testing.T) {
 	_, err = client.Import(t.Context(), "", "a", "", func(storage.Progress) {})
 	require.EqualError(t, err, "the disk is full")
 	require.EqualError(t, client.Remove(t.Context(), "vm", "a"), "the disk is full")
+	_, err = client.Collect(t.Context(), "vm", false)
+	require.EqualError(t, err, "the disk is full")
 }
 
 func TestNoDaemon(t *testing.T) {

@@ -69,6 +69,12 @@ func handler(daemon Daemon, log logrus.FieldLogger) http.Handler {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 		}
 	})
+	mux.HandleFunc("POST /collect", func(w http.ResponseWriter, r *http.Request) {
+		query := r.URL.Query()
+		answer(log, func(ctx context.Context) (Collections, error) {
+			return daemon.Collect(ctx, query.Get("handler"), query.Get("dry_run") == "true")
+		}).ServeHTTP(w, r)
+	})
 	return mux
 }
 

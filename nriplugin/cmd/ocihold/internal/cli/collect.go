@@ -1,0 +1,132 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/ocihold/ocihold/conf"
+	"github.com/ocihold/ocihold/nriplugin/cmd/ocihold/internal/control"
+	"github.com/ocihold/ocihold/storage"
+	"github.com/ocihold/ocihold/storage/imageservice"
+)
+
+// collector collects in handlers' roots, as they are configured.
+type collector struct {
+	roots    *storage.Roots
+	service  *imageservice.Service
+	handlers []conf.Handler
+	pinned   []string // in every root
+	// volumes returns the IDs of images that are in use as volumes; nil where no
+	// daemon runs, and leases have to tell.
+	volumes func(ctx context.Context) (map[string]bool, error)
+	log     logrus.FieldLogger
+}
+
+func newCollector(config conf.Config, crio *conf.CRIO, roots *storage.Roots, service *imageservice.Service, log logrus.FieldLogger) *collector {
+	return &collector{
+		roots: roots, service: service, handlers: config.Roots(),
+		pinned: append([]string{crio.PauseImage}, crio.PinnedImages...), log: log,
+	}
+}
+
+// Collect collects in the root of the handler, or in each. With several, one
+// that cannot be collected in is a fault and stops no other.
+func (c *collector) Collect(ctx context.Context, handler string, dryRun bool) (control.Collections, error) {
+	result := control.Collections{Collections: []storage.Collection{}}
+	var names []string
+	for _, h := range c.handlers {
+		names = append(names, h.Name)
+		if handler != "" && h.Name != handler {
+			continue
+		}
+		collection, err := c.collect(ctx, h, dryRun)
+		switch {
+		case err == nil:
+			result.Collections = append(result.Collections, collection)
+		case handler != "" || ctx.Err() != nil:
+			return control.Collections{}, err
+		default:
+			result.Faults = append(result.Faults, err.Error())
+		}
+	}
+	switch {
+	case handler == conf.DefaultHandler:
+		return control.Collections{}, fmt.Errorf("the root of handler %q is CRI-O's own, in which kubelet collects", handler)
+	case handler != "" && !slices.Contains(names, handler):
+		return control.Collections{}, fmt.Errorf("handler %q has no root of its own: there are %s", handler, strings.Join(names, ", "))
+	}
+	return result, nil
+}
+
+func (c *collector) collect(ctx context.Context, h conf.Handler, dryRun bool) (storage.Collection, error) {
+	pinned := slices.Concat(c.pinned, h.PinnedImages)
+	return c.roots.Collect(ctx, h.Name, storage.CollectOptions{
+		GCPolicy: storage.GCPolicy{
+			High: h.GCHigh, Low: h.GCLow, MaxBytes: int64(h.MaxBytes), MinAge: h.GCMinAge, MaxAge: h.GCMaxAge,
+			Pinned: func(image storage.Image) bool { return imageservice.Pinned(pinned, image) },
+		},
+		DryRun: dryRun,
+		Users:  c.users,
+	})
+}
+
+// users returns what tells who uses an image besides those that the roots know.
+func (c *collector) users(ctx context.Context) (func(imageID string) ([]string, error), error) {
+	containers, err := c.service.Users(ctx)
+	if err != nil || c.volumes == nil {
+		return containers, err
+	}
+	volumes, err := c.volumes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return func(imageID string) ([]string, error) {
+		users, err := containers(imageID)
+		if volumes[imageID] {
+			users = append(users, "a volume of a pod")
+		}
+		return users, err
+	}, nil
+}
+
+// collectAll collects in every handler's root until ctx ends, again and again and
+// after pulls. A root that does not answer holds up only itself.
+func (c *collector) collectAll(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	for _, h := range c.handlers {
+		pulled, err := c.roots.Pulled(h.Name)
+		if err != nil {
+			return err
+		}
+		group.Go(func() error { c.collectOn(ctx, h, pulled); return nil })
+	}
+	return group.Wait()
+}
+
+func (c *collector) collectOn(ctx context.Context, h conf.Handler, pulled <-chan struct{}) {
+	ticker := time.NewTicker(h.GCInterval)
+	defer ticker.Stop()
+	told := ""
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		case <-pulled:
+		}
+		text := ""
+		if _, err := c.collect(ctx, h, false); err != nil && ctx.Err() == nil {
+			text = err.Error()
+			if text != told {
+				c.log.WithField("handler", h.Name).WithError(err).Warn("images are not collected; it is tried again")
+			}
+		}
+		told = text
+	}
+}
