@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	cstorage "go.podman.io/storage"
+	"golang.org/x/sys/unix"
 )
 
 const collected = 100 << 10 // bytes of a layer in these tests
@@ -432,4 +433,32 @@ func TestRestsInOrder(t *testing.T) {
 	assert.Equal(t, []string{"c", "b"}, rests[:2])
 	slices.Sort(rests)
 	assert.Equal(t, []string{"a", "b", "c", "d"}, rests)
+}
+
+// A disk that does not answer holds up its own root only.
+func TestCollectBesideHungRoot(t *testing.T) {
+	reg := newRegistry(t)
+	node := newNode(t, "vm", "hung")
+	image := node.pullSized(t, reg, "a:1", time.Hour, 1)
+	marker := filepath.Join(node.handlers[1].GraphRoot, markerFile)
+	require.NoError(t, os.Remove(marker))
+	require.NoError(t, unix.Mkfifo(marker, 0o600)) // who reads it waits
+	hung := make(chan error, 1)
+	go func() {
+		_, err := node.roots.Collect(context.WithoutCancel(t.Context()), "hung", all())
+		hung <- err
+	}()
+	var writer *os.File
+	require.Eventually(t, func() (opened bool) { // succeeds when somebody waits
+		var err error
+		writer, err = os.OpenFile(marker, os.O_WRONLY|unix.O_NONBLOCK, 0)
+		return err == nil
+	}, time.Minute, time.Millisecond)
+	assert.True(t, node.collect(t, all())[image.ID].Goes)
+	assert.Empty(t, hung)
+	require.NoError(t, os.Remove(marker))
+	write(t, marker, "hung\n") // for who reads it next
+	_, err := writer.WriteString("hung\n")
+	require.NoError(t, errors.Join(err, writer.Close()))
+	require.NoError(t, <-hung)
 }
