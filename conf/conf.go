@@ -62,6 +62,7 @@ type Config struct {
 
 	ImageService ImageService `toml:"image_service"`
 	Pull         Pull         `toml:"pull"`
+	Metrics      Metrics      `toml:"metrics"`
 }
 
 // CRIOLocation says where CRI-O's configuration is; see [ReadCRIO].
@@ -124,6 +125,12 @@ type Pull struct {
 	// StallTimeout ends a pull for which the registry has sent nothing for that
 	// long. At least a second.
 	StallTimeout time.Duration `toml:"stall_timeout"`
+}
+
+// Metrics says where metrics for Prometheus are served.
+type Metrics struct {
+	// Address is the host:port of GET /metrics; empty means nowhere.
+	Address string `toml:"address"`
 }
 
 // Default returns the configuration that holds where no file says otherwise.

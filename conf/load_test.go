@@ -49,6 +49,8 @@ socket = "/b/image.sock"
 report_runtime_handler = true
 [pull]
 stall_timeout = "1m30s"
+[metrics]
+address = "[::1]:9537"
 [handlers.default]
 pull = "crio"
 [handlers.vm]
@@ -122,6 +124,7 @@ image = "c"
 		Routes:       []Route{{Image: "c", Handler: "vm"}},
 		ImageService: ImageService{Socket: "/b/image.sock", ReportRuntimeHandler: true},
 		Pull:         Pull{StallTimeout: 90 * time.Second},
+		Metrics:      Metrics{Address: "[::1]:9537"},
 	}, c)
 	assert.Equal(t, "/c/mounts", c.MountsDir())
 	assert.Equal(t, "/b/image.sock", c.ImageSocket())
@@ -333,6 +336,7 @@ func TestValidate(t *testing.T) {
 		"relative image.sock": {func(c *Config) { c.ImageService.Socket = "a" }, `image_service.socket = "a": must be an absolute path`},
 		"mount_api":           {func(c *Config) { c.Volumes.MountAPI = "" }, `volumes.mount_api = "": must be one of auto, fsconfig, mount`},
 		"no stall_timeout":    {func(c *Config) { c.Pull.StallTimeout = 0 }, `pull.stall_timeout = "0s": must be a second or more, such as 2m`},
+		"metrics on no port":  {func(c *Config) { c.Metrics.Address = "127.0.0.1" }, `metrics.address = "127.0.0.1": must be host:port, such as 127.0.0.1:9537, or empty for no metrics`},
 		"all are told": {
 			func(c *Config) { c.NRI.PluginName, c.NRI.PluginIndex = "", "" },
 			"nri.plugin_name = \"\": must not be empty\nnri.plugin_index = \"\": must be two digits",

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -69,6 +70,9 @@ func (c Config) Validate() error {
 	k.absoluteOrEmpty("image_service.socket", c.ImageService.Socket)
 	if c.Pull.StallTimeout < time.Second {
 		k.fault("pull.stall_timeout", c.Pull.StallTimeout.String(), "must be a second or more, such as 2m")
+	}
+	if _, port, err := net.SplitHostPort(c.Metrics.Address); c.Metrics.Address != "" && (err != nil || port == "") {
+		k.fault("metrics.address", c.Metrics.Address, "must be host:port, such as 127.0.0.1:9537, or empty for no metrics")
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Handlers)) {
 		h := c.Handlers[name]

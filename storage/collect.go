@@ -125,6 +125,7 @@ func (r *Roots) collect(ctx context.Context, handler string, opt CollectOptions)
 	if _, c.After, err = r.filled(ctx, root, opt.MaxBytes); err != nil {
 		return Collection{}, err
 	}
+	root.countCollection(c)
 	root.logCollection(c)
 	return *c, nil
 }

@@ -94,6 +94,7 @@ type Root struct {
 	leans   *crioRoot
 	lenders func() []*Root
 
+	counts   counters
 	pulls    flights
 	arriving arrivals
 	leaseMu  sync.Mutex

@@ -30,13 +30,16 @@ func (r *Roots) Remove(ctx context.Context, ref string, inUse func(imageID strin
 // that is in use in another root is refused, too.
 func (r *Roots) RemoveFrom(ctx context.Context, handler, ref string, inUse func(imageID string) (users []string, err error)) error {
 	ids, err := r.removable(ctx, handler, ref, inUse)
+	for i := 0; err == nil && i < len(ids); i++ {
+		if err = r.remove(ctx, handler, ids[i]); err != nil {
+			err = fmt.Errorf("image %s: %w", ids[i], err)
+		}
+	}
+	if errors.Is(err, ErrInUse) {
+		r.countRefused(ctx, handler, ref)
+	}
 	if err != nil {
 		return fmt.Errorf("remove %q: %w", ref, err)
-	}
-	for _, id := range ids {
-		if err := r.remove(ctx, handler, id); err != nil {
-			return fmt.Errorf("remove %q: image %s: %w", ref, id, err)
-		}
 	}
 	return nil
 }

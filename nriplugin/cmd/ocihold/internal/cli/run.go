@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"time"
@@ -19,6 +20,7 @@ import (
 	"github.com/ocihold/ocihold/imagevolume/hostmount"
 	"github.com/ocihold/ocihold/nriplugin"
 	"github.com/ocihold/ocihold/nriplugin/cmd/ocihold/internal/control"
+	"github.com/ocihold/ocihold/nriplugin/cmd/ocihold/internal/metrics"
 	"github.com/ocihold/ocihold/storage"
 	"github.com/ocihold/ocihold/storage/imageservice"
 )
@@ -110,7 +112,15 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, log *logrus.L
 		return errors.Join(err, listener.Close())
 	}
 
+	exposed, err := listenMetrics(ctx, config)
+	if err != nil {
+		return errors.Join(err, listener.Close(), images.Close())
+	}
+
 	group, ctx := errgroup.WithContext(ctx)
+	if exposed != nil {
+		group.Go(func() error { return metrics.New(store.roots, log).Run(ctx, exposed) })
+	}
 	group.Go(func() error { return manager.Run(ctx) })
 	group.Go(func() error { return plugin.Run(ctx) })
 	group.Go(func() error {
@@ -129,6 +139,18 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, log *logrus.L
 	}
 	log.WithField("version", version()).Info("ocihold runs")
 	return group.Wait()
+}
+
+// listenMetrics listens where metrics are to be served; nil for nowhere.
+func listenMetrics(ctx context.Context, config conf.Config) (net.Listener, error) {
+	if config.Metrics.Address == "" {
+		return nil, nil //nolint:nilnil // nowhere is what it says
+	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", config.Metrics.Address)
+	if err != nil {
+		return nil, fmt.Errorf("serve metrics: %w: change address in [metrics]", err)
+	}
+	return listener, nil
 }
 
 // pauseRetry is how long it takes to the next try to pull the pause image.
