@@ -82,8 +82,10 @@ func TestValidateHandlersAlone(t *testing.T) {
 		"empty pattern":    {"vm", func(h *Handler) { h.PinnedImages = []string{""} }, `handlers.vm.pinned_images = "": must be the name of an image, or a pattern such as registry.example/base/*`},
 		"default's mark": {"default", func(h *Handler) { h.GCHigh = 80 }, `handlers.default.gc_high = "80": must not be set: kubelet collects the ` +
 			`default handler's images, set imageGCHighThresholdPercent, imageGCLowThresholdPercent, imageMinimumGCAge and imageMaximumGCAge in kubelet's configuration`},
-		"default's pins": {"default", func(h *Handler) { h.PinnedImages = []string{"a"} },
-			`handlers.default.pinned_images = "a": must not be set: set pinned_images in CRI-O's configuration`},
+		"default's pins": {
+			"default", func(h *Handler) { h.PinnedImages = []string{"a"} },
+			`handlers.default.pinned_images = "a": must not be set: set pinned_images in CRI-O's configuration`,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := handlers()

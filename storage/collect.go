@@ -40,7 +40,7 @@ type Collection struct {
 	Layers []GCLayer `json:"layers"`
 	// Blobs are the bytes of downloads that programs left which have ended.
 	Blobs uint64 `json:"blobs"`
-	// Freed are the bytes of all that went.
+	// Freed are the bytes of the images and layers that went.
 	Freed uint64 `json:"freed"`
 	// Faults are what could not be read or removed, with its name. It did not stop the rest.
 	Faults []string `json:"faults,omitempty"`
@@ -126,7 +126,7 @@ func (r *Roots) collect(ctx context.Context, handler string, opt CollectOptions)
 		return Collection{}, err
 	}
 	root.countCollection(c)
-	root.logCollection(c)
+	root.logCollection(c, toFree(opt.GCPolicy, c.Capacity, c.After) > 0)
 	return *c, nil
 }
 
@@ -403,8 +403,12 @@ func (r *Root) layerBytes(ctx context.Context, c *Collection) (map[string]uint64
 	return bytes, nil
 }
 
-// logCollection writes one line, for those who look closely where nothing has happened.
-func (r *Root) logCollection(c *Collection) {
+// logCollection writes one line, for those who look closely where it is as it was the last time. above says that the
+// root is still above the high mark.
+func (r *Root) logCollection(c *Collection, above bool) {
+	if c.DryRun {
+		return
+	}
 	gone := 0
 	for _, image := range c.Images {
 		if image.Goes {
@@ -415,10 +419,17 @@ func (r *Root) logCollection(c *Collection) {
 		"images": len(c.Images), "images_removed": gone, "layers_removed": len(c.Layers), "freed": units.HumanSize(float64(c.Freed)),
 		"capacity": units.HumanSize(float64(c.Capacity)), "before": units.HumanSize(float64(c.Before)), "after": units.HumanSize(float64(c.After)),
 	})
+	if len(c.Faults) > 0 {
+		log = log.WithField("faults", c.Faults)
+	}
+	trouble := fmt.Sprint(c.Faults, above)
+	news := trouble != r.toldTrouble
+	r.toldTrouble = trouble
 	switch {
-	case c.DryRun:
-	case len(c.Faults) > 0:
-		log.WithField("faults", c.Faults).Warn("images collected, not all as wanted")
+	case above && news:
+		log.Warn("images collected, and the root is still above gc_high: what is left must stay")
+	case len(c.Faults) > 0 && news:
+		log.Warn("images collected, except what could not be read or removed")
 	case c.Freed > 0 || gone > 0:
 		log.Info("images collected")
 	default:

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sirupsen/logrus"
+	logtest "github.com/sirupsen/logrus/hooks/test"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	cstorage "go.podman.io/storage"
@@ -461,4 +463,35 @@ func TestCollectBesideHungRoot(t *testing.T) {
 	_, err := writer.WriteString("hung\n")
 	require.NoError(t, errors.Join(err, writer.Close()))
 	require.NoError(t, <-hung)
+}
+
+func TestCollectionsAreLoggedOnce(t *testing.T) {
+	reg := newRegistry(t)
+	node := newNode(t, "vm")
+	bad := node.pullSized(t, reg, "bad:1", time.Hour, 1)
+	node.pullSized(t, reg, "unused:1", time.Hour, 2)
+	root := node.root(t, "vm")
+	require.NoError(t, root.store.SetNames(bad.ID, []string{"localhost/no-tag"}))
+	logger, hook := logtest.NewNullLogger()
+	root.log = logger
+	opt := all()
+	opt.MaxBytes, opt.High = 2*collected, 50
+	for range 3 {
+		_, err := node.roots.Collect(t.Context(), "vm", opt)
+		require.NoError(t, err)
+	}
+	require.Len(t, hook.AllEntries(), 1, "trouble that stays is told once")
+	entry := hook.LastEntry()
+	assert.Equal(t, logrus.WarnLevel, entry.Level)
+	assert.Equal(t, "images collected, and the root is still above gc_high: what is left must stay", entry.Message)
+	assert.Equal(t, 1, entry.Data["images_removed"])
+	assert.Contains(t, fmt.Sprint(entry.Data["faults"]), bad.ID)
+	hook.Reset()
+	require.NoError(t, root.store.SetNames(bad.ID, []string{"localhost/no:tag"}))
+	node.age(t, bad.ID, time.Hour)
+	for range 3 {
+		node.collect(t, opt)
+	}
+	require.Len(t, hook.AllEntries(), 1)
+	assert.Equal(t, "images collected", hook.LastEntry().Message)
 }

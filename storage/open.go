@@ -87,7 +87,9 @@ type Root struct {
 
 	downloads  *tempDir      // nil for the system's
 	collecting chan struct{} // has room while no collection runs
-	pulled     chan struct{} // gets one, where there is room, as a transfer ends; nil: no one is told
+	// toldTrouble is what the last collection could not do, as the log has it; whoever collects may touch it.
+	toldTrouble string
+	pulled      chan struct{} // gets one, where there is room, as a transfer ends; nil: no one is told
 
 	// leans is who may lean on this root's layers, nil where no one does. Of CRI-O's own root, lenders are those that
 	// it may lean on.

@@ -164,11 +164,17 @@ func TestCreateAgainstCollect(t *testing.T) {
 		gc(t, n) // the one that follows the pull is over, then
 		shift(t, n, time.Hour, id)
 		ahead := time.Duration(random.IntN(int(60 * time.Millisecond)))
-		collected := make(chan gcResult, 1)
-		go func() { collected <- gc(t, n) }()
+		var collected gcResult
+		ended := make(chan error, 1)
+		go func() {
+			var err error
+			collected, err = tryGC(t, n)
+			ended <- err
+		}()
 		time.Sleep(ahead)
 		c, created := pod.Create(t.Context(), realnode.ContainerSpec{Image: id, UserImage: a.ref, Attempt: uint32(i)})
-		goes := (<-collected).of(t, id).Goes
+		require.NoError(t, <-ended)
+		goes := collected.of(t, id).Goes
 		require.NotEqual(t, goes, slices.Contains(imagesOf(t, n)["vm"], id), "%d", i)
 		if created != nil {
 			require.True(t, goes, "%d: nor is there a container: %v", i, created)

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/ocihold/ocihold/test/images"
 	"github.com/ocihold/ocihold/test/proxy"
@@ -50,12 +51,26 @@ func (r gcResult) of(t testing.TB, id string) gcImage {
 // gc runs 'ocihold gc' for vm.
 func gc(t testing.TB, n *realnode.Node, flags ...string) gcResult {
 	t.Helper()
-	out, err := ociholdCommand(t, n, append([]string{"gc", "--handler", "vm", "-o", "json"}, flags...)...)
+	result, err := tryGC(t, n, flags...)
 	require.NoError(t, err)
+	return result
+}
+
+// tryGC is gc for goroutines.
+func tryGC(t testing.TB, n *realnode.Node, flags ...string) (gcResult, error) {
+	t.Helper()
+	out, err := ociholdCommand(t, n, append([]string{"gc", "--handler", "vm", "-o", "json"}, flags...)...)
+	if err != nil {
+		return gcResult{}, err
+	}
 	var result struct{ Collections []gcResult }
-	require.NoError(t, json.Unmarshal([]byte(out), &result))
-	require.Len(t, result.Collections, 1)
-	return result.Collections[0]
+	if err := json.Unmarshal([]byte(out), &result); err != nil {
+		return gcResult{}, err
+	}
+	if len(result.Collections) != 1 {
+		return gcResult{}, fmt.Errorf("want one collection: %s", out)
+	}
+	return result.Collections[0], nil
 }
 
 // settings writes a file of settings for ocihold.
@@ -200,8 +215,11 @@ gc_interval = "1s"
 	pod := runPod(t, n, realnode.PodSpec{Handler: "vm"})
 	id := pullFor(t, n, "vm", first.ref)
 	require.NoError(t, n.Proxy().Add(t.Context(), proxy.Rule{Path: "long/second/blobs", Stall: new(int64(1 << 10))}))
-	pulled := make(chan string, 1)
-	go func() { pulled <- pullFor(t, n, "vm", second.ref) }()
+	pulled := make(chan error, 1)
+	go func() {
+		_, err := n.OciholdImages().PullImage(t.Context(), &cri.PullImageRequest{Image: &cri.ImageSpec{Image: second.ref, RuntimeHandler: "vm"}})
+		pulled <- err
+	}()
 	await(t, func() error {
 		if requests(t, n)["GET /v2/long/second/manifests/1"] == 0 {
 			return errors.New("the pull has not begun")
@@ -222,9 +240,9 @@ gc_interval = "1s"
 		return nil
 	})
 	require.NoError(t, n.Proxy().Clear(t.Context()))
-	secondID := <-pulled
+	require.NoError(t, <-pulled)
 	a := run(t, pod, realnode.ContainerSpec{Name: "a", Image: id, UserImage: first.ref})
-	b := run(t, pod, realnode.ContainerSpec{Name: "b", Image: secondID, UserImage: second.ref})
+	b := run(t, pod, realnode.ContainerSpec{Name: "b", Image: second.ids["vm"], UserImage: second.ref})
 	first.requireRead(t, a)
 	second.requireRead(t, b)
 	require.NoError(t, pod.Remove(t.Context()))

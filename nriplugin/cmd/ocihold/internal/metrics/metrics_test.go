@@ -122,7 +122,7 @@ func TestMetrics(t *testing.T) {
 // requireServed holds that lines are among what Prometheus is answered.
 func requireServed(t *testing.T, m *Metrics, lines ...string) {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // binds at once
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
