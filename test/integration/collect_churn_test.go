@@ -161,9 +161,10 @@ func TestCreateAgainstCollect(t *testing.T) {
 	outcomes := map[string]int{}
 	for i := range count(40, 1000) {
 		id := pullFor(t, n, "vm", a.ref)
+		begin := time.Now()
 		gc(t, n) // the one that follows the pull is over, then
+		ahead := time.Duration(random.Int64N(2 * int64(time.Since(begin))))
 		shift(t, n, time.Hour, id)
-		ahead := time.Duration(random.IntN(int(60 * time.Millisecond)))
 		var collected gcResult
 		ended := make(chan error, 1)
 		go func() {
