@@ -255,3 +255,24 @@ gc_interval = "1s"
 	require.NoError(t, os.Remove(filler))
 	n.AssertClean(t)
 }
+
+// A disk that is full to the last block is collected from all the same.
+func TestCollectorOnFullDisk(t *testing.T) {
+	d := newDisk(t, "ext4")
+	n := realnode.Boot(t, realnode.Options{Dir: d.node, HandlerRoots: true, OciholdConf: settings(t, "[handlers.vm]\ngc_interval = \"24h\"\n")})
+	root := n.HandlerRoot("vm")
+	used := sizedApp(t, n, "full/used:1", 4<<20)
+	unused := pullFor(t, n, "vm", sizedApp(t, n, "full/unused:1", 8<<20).ref)
+	pod := runPod(t, n, realnode.PodSpec{Handler: "vm"})
+	c := run(t, pod, realnode.ContainerSpec{Image: pullFor(t, n, "vm", used.ref), UserImage: used.ref})
+	shift(t, n, time.Hour)
+	filler := fill(t, root, 0)
+	result := gc(t, n)
+	assert.True(t, result.of(t, unused).Goes, result.of(t, unused).Why)
+	assert.GreaterOrEqual(t, freeBytes(t, root), int64(8<<20))
+	assert.NotContains(t, imagesOf(t, n)["vm"], unused)
+	used.requireRead(t, c)
+	require.NoError(t, os.Remove(filler))
+	require.NoError(t, pod.Remove(t.Context()))
+	n.AssertClean(t)
+}
