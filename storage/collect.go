@@ -181,7 +181,8 @@ func (r *Roots) collectImage(ctx context.Context, root *Root, image shelved) err
 	if users := r.pullsOf(image.Names); len(users) > 0 {
 		return inUseBy(users)
 	}
-	return withRoom([]*Root{root}, func() error {
+	layers := root.chain(image.ID)
+	err := withRoom([]*Root{root}, func() error {
 		return r.crio.locked(func(state *crioState) error {
 			if err := state.unused(image.ID, []*Root{root}); err != nil {
 				return err
@@ -203,6 +204,10 @@ func (r *Roots) collectImage(ctx context.Context, root *Root, image shelved) err
 			return root.removeUnleaned(state, image.ID)
 		})
 	})
+	if err == nil {
+		r.base.deleteLeft(layers)
+	}
+	return err
 }
 
 // markContainers notes the use of the images that containers are made from, leases among them.

@@ -162,6 +162,13 @@ func (f *flights) oldest() (began time.Time, ok bool) {
 	return began, ok
 }
 
+// idle tells whether no transfer is under way.
+func (f *flights) idle() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.running) == 0
+}
+
 func (f *flights) isClosed() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -28,7 +28,8 @@ type Lean struct {
 	Missing bool `json:"missing"`
 }
 
-// Leaning lists by image id the images of CRI-O's own root that lean on handler roots. [Roots.Mend] mends one. Roots whose disk is not mounted are passed over: what leans on them has Missing set.
+// Leaning lists by image id the images of CRI-O's own root that lean on handler roots. [Roots.Mend] mends one. Roots
+// whose disk is not mounted are passed over: what leans on them has Missing set.
 func (r *Roots) Leaning(ctx context.Context) ([]Lean, error) {
 	if err := r.base.usable(ctx); err != nil {
 		return nil, fmt.Errorf("look for leaning images: %w", err)

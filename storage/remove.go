@@ -16,12 +16,12 @@ import (
 //
 // It returns ErrNotFound where no root has such an image, and ErrInUse, saying who uses it, where the image is leased
 // or being pulled in any root, or any container is made from it; then nothing is removed. It returns ErrDiskFull where a
-// root's file system is too full to write down what is to be removed; handlers' roots keep a reserve for that. Only where another program
-// makes a container between the removal from CRI-O's own root and that from the others has CRI-O's lost a copy that
-// nothing used by then.
+// root's file system is too full to write down what is to be removed; handlers' roots keep a reserve for that. Only where
+// another program makes a container between the removal from CRI-O's own root and that from the others has CRI-O's lost
+// a copy that nothing used by then.
 //
-// Layers that CRI-O's own root leans on stay until it does so no longer. Roots whose disk is not mounted are passed
-// over.
+// Layers that CRI-O's own root leans on stay until it does so no longer; those of the image that CRI-O left in its own
+// root, and that nothing uses, go. Roots whose disk is not mounted are passed over.
 func (r *Roots) Remove(ctx context.Context, ref string, inUse func(imageID string) (users []string, err error)) error {
 	return r.RemoveFrom(ctx, "", ref, inUse)
 }
@@ -172,7 +172,11 @@ func (r *Roots) remove(ctx context.Context, handler, id string) error {
 	if len(chosen) == 0 {
 		return nil
 	}
-	return withRoom(chosen, func() error {
+	var layers []string
+	for _, root := range chosen {
+		layers = union(layers, root.chain(id))
+	}
+	err := withRoom(chosen, func() error {
 		return r.crio.locked(func(state *crioState) error {
 			if err := state.unused(id, handlers); err != nil {
 				return err
@@ -185,6 +189,45 @@ func (r *Roots) remove(ctx context.Context, handler, id string) error {
 			return nil
 		})
 	})
+	if err != nil {
+		return err
+	}
+	r.base.deleteLeft(layers)
+	return nil
+}
+
+// chain lists the layers of the image in the root, topmost first, as far as they can be read.
+func (r *Root) chain(imageID string) (ids []string) {
+	record, err := r.resolveID(imageID)
+	if err != nil {
+		return nil
+	}
+	for id := record.TopLayer; id != ""; {
+		layer, err := r.store.Layer(id)
+		if err != nil {
+			break
+		}
+		ids = append(ids, layer.ID)
+		id = layer.Parent
+	}
+	return ids
+}
+
+// deleteLeft removes those of the layers, children before parents, that nothing in CRI-O's own root uses. While a
+// container ran from a handler's root on a copy of a layer that CRI-O's root has too, CRI-O took its own as the parent,
+// and left it behind when the last of its own images on it went.
+func (r *Root) deleteLeft(layers []string) {
+	if !r.pulls.idle() {
+		return // it may count on one
+	}
+	for _, id := range layers {
+		if _, err := r.store.Layer(id); errors.Is(err, cstorage.ErrLayerUnknown) {
+			continue
+		}
+		if _, err := r.deleteUnused(id); err != nil {
+			r.log.WithField("layer", id).WithError(err).Warn("a layer that nothing uses is left in CRI-O's root")
+		}
+	}
 }
 
 // removeUnleaned removes the image from a handler's root, and all layers but those that CRI-O's root leans on.

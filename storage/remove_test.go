@@ -139,6 +139,46 @@ func TestRemoveSparesContainers(t *testing.T) {
 }
 
 // TestRemoveLooksAgain is about a container that comes into being after Remove has asked who uses the image.
+// TestRemoveTakesWhatCRIOLeft has CRI-O run a container from a handler's root on a layer of its own root, which then loses
+// its images.
+func TestRemoveTakesWhatCRIOLeft(t *testing.T) {
+	reg := newRegistry(t)
+	reg.push(t, "one:1", imageOf(t, "bottom"))
+	reg.push(t, "two:1", imageOf(t, "bottom", "top"))
+	node := newNode(t, "vm")
+	base := node.root(t, "")
+	remove := map[string]func(id string) error{
+		"removed": func(id string) error { return node.roots.Remove(t.Context(), id, nil) },
+		"collected": func(id string) error {
+			image := shelved{GCImage: GCImage{ID: id, LastUsed: time.Now().Add(time.Hour)}}
+			return node.roots.collectImage(t.Context(), node.root(t, "vm"), image)
+		},
+	}
+	for name, remove := range remove {
+		t.Run(name, func(t *testing.T) {
+			one := node.pull(t, "vm", reg.host+"/one:1")
+			two := node.pull(t, "default", reg.host+"/two:1")
+			bottom := node.root(t, "vm").chain(one.ID)[0]
+			require.NoError(t, node.crio("create", one.ID, "c"))
+			require.NoError(t, node.roots.RemoveFrom(t.Context(), "default", two.ID, nil))
+			require.Contains(t, layerIDs(t, base), bottom, "the container's layer is on it")
+			require.ErrorIs(t, node.roots.Remove(t.Context(), one.ID, nil), ErrInUse)
+			require.NoError(t, node.crio("delete", "c"))
+			require.NoError(t, remove(one.ID))
+			assert.Empty(t, layerIDs(t, base))
+			assert.Empty(t, layerIDs(t, node.root(t, "vm")))
+
+			// What is used stays.
+			node.pull(t, "vm", reg.host+"/one:1")
+			node.pull(t, "default", reg.host+"/two:1")
+			require.NoError(t, remove(one.ID))
+			assert.Len(t, layerIDs(t, base), 2)
+			require.NoError(t, node.crio("check"))
+			require.NoError(t, node.roots.Remove(t.Context(), two.ID, nil))
+		})
+	}
+}
+
 func TestRemoveLooksAgain(t *testing.T) {
 	reg := newRegistry(t)
 	img := imageOf(t, "one")
