@@ -56,6 +56,15 @@ func TestLeaning(t *testing.T) {
 		assert.Empty(t, layerIDs(t, node.root(t, "")))
 	})
 
+	t.Run("removed from CRI-O's root alone", func(t *testing.T) {
+		node := newNode(t, "vm")
+		node.pull(t, "vm", reg.host+"/x:1")
+		require.NoError(t, node.crio("pull", reg.host+"/y:1"))
+		require.NoError(t, node.roots.Remove(t.Context(), reg.host+"/x:1", nil))
+		require.NoError(t, node.roots.RemoveFrom(t.Context(), "default", imageID(t, y), nil))
+		assert.Empty(t, layerIDs(t, node.root(t, "vm")))
+	})
+
 	t.Run("CRI-O removes it", func(t *testing.T) {
 		node := newNode(t, "vm")
 		node.pull(t, "vm", reg.host+"/x:1")

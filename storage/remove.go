@@ -169,7 +169,10 @@ func (r *Roots) remove(ctx context.Context, handler, id string) error {
 	if handler != "" {
 		chosen = slices.DeleteFunc(chosen, func(root *Root) bool { return root.name != handler })
 	}
-	if len(chosen) == 0 {
+	if len(chosen) == 0 { // only from CRI-O's own, which may have leaned on others until now
+		if err := r.FreeKept(ctx); err != nil {
+			r.base.log.WithField("id", id).WithError(err).Warn("layers that nothing needs are not freed yet")
+		}
 		return nil
 	}
 	var layers []string

@@ -116,6 +116,7 @@ func TestPullsAndRemovalsOverRoots(t *testing.T) {
 			require.NoError(t, running.Remove(t.Context()))
 		}
 		t.Log("remove all")
+		pullFor(t, n, "vm", apps[0].ref) // so that ocihold looks, also after CRI-O has removed what leaned last
 		for _, a := range apps {
 			require.NoError(t, removeFrom(t, n, "", a.ref))
 		}
