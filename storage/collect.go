@@ -317,31 +317,6 @@ func (s *shelf) ask(ctx context.Context, users func(context.Context) (func(strin
 	return nil
 }
 
-// inMemory are the roots that are open, whether or not their disks answer.
-func (r *Roots) inMemory() []*Root {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	roots := []*Root{r.base}
-	for _, h := range r.handlers {
-		if h.root != nil {
-			roots = append(roots, h.root)
-		}
-	}
-	return roots
-}
-
-// pullsOf names the pulls under way of what has one of these names.
-func (r *Roots) pullsOf(names []string) (users []string) {
-	for _, root := range r.inMemory() {
-		for _, name := range names {
-			if root.pulls.transferring(name) {
-				users = append(users, fmt.Sprintf("a pull of %s into the root of handler %q", name, root.name))
-			}
-		}
-	}
-	return users
-}
-
 // pullingSince returns when the oldest pull under way has begun, now where there is none.
 func (r *Roots) pullingSince(now time.Time) time.Time {
 	since := now

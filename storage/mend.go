@@ -212,7 +212,7 @@ func (r *Roots) idle(imageIDs []string, inUse func(string) ([]string, error)) er
 		if err != nil {
 			return err
 		}
-		users = append(users, r.pulling(record.Names)...)
+		users = append(users, r.pullsOf(record.Names)...)
 		if inUse != nil {
 			others, err := inUse(id)
 			if err != nil {

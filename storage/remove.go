@@ -84,7 +84,7 @@ func (r *Roots) removable(ctx context.Context, handler, ref string, inUse func(s
 			if image.Leased {
 				users = append(users, fmt.Sprintf("a lease in the root of handler %q", image.Handlers[0]))
 			}
-			users = append(users, r.pulling(image.Names)...)
+			users = append(users, r.pullsOf(image.Names)...)
 		}
 		if inUse != nil {
 			others, err := inUse(id)
@@ -113,10 +113,22 @@ func inUseBy(users []string) error {
 	return fmt.Errorf("%w by %s", ErrInUse, strings.Join(slices.Compact(users), ", "))
 }
 
-// pulling names the pulls under way of what has one of these names.
-func (r *Roots) pulling(names []string) (users []string) {
-	roots, _ := r.all()
-	for _, root := range roots {
+// inMemory are the roots that are open, whether or not their disks answer.
+func (r *Roots) inMemory() []*Root {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	roots := []*Root{r.base}
+	for _, h := range r.handlers {
+		if h.root != nil {
+			roots = append(roots, h.root)
+		}
+	}
+	return roots
+}
+
+// pullsOf names the pulls under way of what has one of these names.
+func (r *Roots) pullsOf(names []string) (users []string) {
+	for _, root := range r.inMemory() {
 		for _, name := range names {
 			if root.pulls.transferring(name) {
 				users = append(users, fmt.Sprintf("a pull of %s into the root of handler %q", name, root.name))
