@@ -4,9 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/url"
+	"path/filepath"
 	"strings"
 	"syscall"
 
@@ -29,6 +31,8 @@ func classify(registry string, err error) error {
 		return fmt.Errorf("%w: %w: see policy.json", ErrSignature, err)
 	case isDiskFull(err):
 		return fmt.Errorf("%w: %w", ErrDiskFull, err)
+	case isLeaning(err):
+		return fmt.Errorf("%w: %w", ErrLeans, err)
 	case isDigestMismatch(err):
 		return fmt.Errorf("%w: registry %s, or a proxy before it, sends other content than it promises: %w", ErrDigestMismatch, registry, err)
 	case isUnauthorized(err):
@@ -52,6 +56,13 @@ func isSignature(err error) bool {
 func isDiskFull(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) ||
 		strings.Contains(err.Error(), syscall.ENOSPC.Error()) || strings.Contains(err.Error(), syscall.EDQUOT.Error())
+}
+
+// isLeaning tells whether the overlay driver missed the short link of a layer (containers/storage, overlay.go, getLower):
+// it is in another root.
+func isLeaning(err error) bool {
+	missing, ok := errors.AsType[*fs.PathError](err)
+	return ok && missing.Op == "readlink" && errors.Is(missing, fs.ErrNotExist) && filepath.Base(filepath.Dir(missing.Path)) == "l"
 }
 
 // isDigestMismatch looks at texts of containers/image 5.42, which has types for few of these errors.
@@ -94,12 +105,18 @@ func isUnavailable(err error) bool {
 		return true
 	}
 	_, isURL := errors.AsType[*url.Error](err)
-	_, isNet := errors.AsType[net.Error](err)
-	return isURL || isNet ||
+	return isURL || isNet(err) ||
 		errors.Is(err, docker.ErrTooManyRequests) ||
 		errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.Is(err, syscall.ECONNRESET) ||
 		hasCode(err, errcode.ErrorCodeUnavailable, errcode.ErrorCodeTooManyRequests)
+}
+
+// isNet leaves out what a disk may answer too: an errno by itself calls itself a net.Error.
+func isNet(err error) bool {
+	found, ok := errors.AsType[net.Error](err)
+	_, isErrno := found.(syscall.Errno)
+	return ok && !isErrno
 }
 
 func hasCode(err error, codes ...errcode.ErrorCode) bool {

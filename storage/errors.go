@@ -23,6 +23,10 @@ var (
 	// ErrArtifact is returned, with ErrUnsupported, for an OCI artifact that is not an image.
 	ErrArtifact = errors.New("it is an OCI artifact, not an image")
 
+	// ErrLeans is returned for a pull into CRI-O's own root that needs a layer there which lies on layers of a handler's
+	// root: CRI-O has pulled it. [Roots.Mend] of the images that lean helps.
+	ErrLeans = errors.New("layers in CRI-O's root lean on a handler's root")
+
 	// ErrUnauthorized is returned when the registry refuses the pull with the credentials at hand.
 	ErrUnauthorized = errors.New("registry refused access")
 

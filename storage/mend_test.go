@@ -119,6 +119,28 @@ func TestMend(t *testing.T) {
 	}
 }
 
+// TestPullOnLeaningLayers pulls an image into CRI-O's root that is on layers which CRI-O put on a handler's.
+func TestPullOnLeaningLayers(t *testing.T) {
+	reg := newRegistry(t)
+	reg.push(t, "x:1", imageOf(t, "base", "x"))
+	y := imageOf(t, "base", "y")
+	reg.push(t, "y:1", y)
+	reg.push(t, "z:1", imageOf(t, "base", "y", "z"))
+	node := newNode(t, "vm")
+	base := node.root(t, "")
+	node.pull(t, "vm", reg.host+"/x:1")
+	require.NoError(t, node.crio("pull", reg.host+"/y:1"))
+	// CRI-O 1.34 does not write it.
+	require.NoError(t, os.Remove(filepath.Join(base.imageHome(), "overlay", layerIDs(t, base)[0], "lower-layers")))
+	_, err := base.Pull(t.Context(), reg.host+"/z:1", PullOptions{})
+	require.ErrorIs(t, err, ErrLeans)
+	require.NotErrorIs(t, err, ErrRegistryUnavailable)
+	require.NoError(t, node.crio("check"))
+	require.NoError(t, node.roots.Mend(t.Context(), imageID(t, y), nil))
+	node.pull(t, "default", reg.host+"/z:1")
+	require.NoError(t, node.crio("check"))
+}
+
 // TestMendRefuses is about leaning images that stay as they are.
 func TestMendRefuses(t *testing.T) {
 	reg := newRegistry(t)

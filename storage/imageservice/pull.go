@@ -17,7 +17,7 @@ import (
 )
 
 // PullImage pulls into the root of the call's handler and answers with the image's id. What is no image is CRI-O's, where
-// the handler has no root of its own.
+// the handler has no root of its own; so is an image on layers that CRI-O has pulled and that cannot be mended now.
 func (s *Service) PullImage(ctx context.Context, req *cri.PullImageRequest) (*cri.PullImageResponse, error) {
 	id, err := s.pull(ctx, req)
 	if err != nil {
@@ -56,10 +56,14 @@ func (s *Service) pull(ctx context.Context, req *cri.PullImageRequest) (id strin
 			err = errors.Join(err, fmt.Errorf("remove the auth file of namespace %q: %w", namespace, removeErr))
 		}
 	}()
-	image, err := s.pullInto(ctx, chosen.root(), spec.GetImage(), storage.PullOptions{
+	image, err := s.PullInto(ctx, chosen.root(), spec.GetImage(), storage.PullOptions{
 		Auth: auth, AuthFile: file.path, SignaturePolicy: policy, Namespace: namespace,
 	})
-	if errors.Is(err, storage.ErrArtifact) && chosen.root() == DefaultRoot {
+	leans := errors.Is(err, storage.ErrLeans)
+	if leans {
+		s.log.WithField("image", spec.GetImage()).WithError(err).Warn("CRI-O pulls the image: it needs layers of others that cannot be mended now")
+	}
+	if (leans || errors.Is(err, storage.ErrArtifact)) && chosen.root() == DefaultRoot {
 		if err := file.giveBack(); err != nil {
 			return "", fmt.Errorf("leave the auth file of namespace %q to CRI-O: %w", namespace, err)
 		}
@@ -91,15 +95,7 @@ func (s *Service) Pull(ctx context.Context, handler, ref string, opt storage.Pul
 	if err != nil {
 		return storage.Image{}, err
 	}
-	return s.pullInto(ctx, chosen.root(), ref, opt)
-}
-
-func (s *Service) pullInto(ctx context.Context, name, ref string, opt storage.PullOptions) (storage.Image, error) {
-	root, err := s.writable(ctx, name)
-	if err != nil {
-		return storage.Image{}, fmt.Errorf("pull %q: %w", ref, err)
-	}
-	return root.Pull(ctx, ref, opt)
+	return s.PullInto(ctx, chosen.root(), ref, opt)
 }
 
 // Import imports from a file or directory into the root of a handler, or, where handler is empty, into CRI-O's own.

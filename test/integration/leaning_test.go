@@ -79,6 +79,36 @@ func TestLeaningImageOutlivesTheOther(t *testing.T) {
 	n.AssertClean(t)
 }
 
+// An image on layers that CRI-O put on those in the root of vm is pulled all the
+// same: into CRI-O's root when what leans can be mended, else by CRI-O.
+func TestPullOnLeaningLayers(t *testing.T) {
+	n := realnode.Boot(t, realnode.Options{HandlerRoots: true})
+	shared := [][]images.Entry{appLayer("bottom", busybox(t)...), appLayer("shared")}
+	x := pushApp(t, n, "vm/x:1", shared[0], appLayer("only-x"))
+	y := pushApp(t, n, "y:1", shared...)
+	z := pushApp(t, n, "z:1", append(slices.Clone(shared), appLayer("only-z"))...)
+	for _, used := range []bool{false, true} {
+		t.Run(fmt.Sprintf("used %t", used), func(t *testing.T) {
+			pullFor(t, n, "vm", x.ref)
+			_, err := n.Pull(t.Context(), y.ref)
+			require.NoError(t, err)
+			pod := runPod(t, n, realnode.PodSpec{})
+			if used {
+				run(t, pod, realnode.ContainerSpec{Name: "y", Image: y.ref})
+			}
+			require.Equal(t, z.ids[""], pullFor(t, n, "", z.ref))
+			require.Equal(t, used, strings.Contains(logOf(t, n, realnode.Ocihold), "CRI-O pulls the image"))
+			z.requireRead(t, run(t, pod, realnode.ContainerSpec{Name: "z", Image: z.ref}))
+			requireAllMount(t, n, x, y, z)
+			require.NoError(t, pod.Remove(t.Context()))
+			for _, a := range []app{x, y, z} {
+				require.NoError(t, removeFrom(t, n, "", a.ref))
+			}
+		})
+	}
+	n.AssertClean(t)
+}
+
 // An image that CRI-O pulled itself, and that leans on layers in the root of vm,
 // is mended as soon as no container runs from it. No registry is there to ask.
 func TestLeaningImageIsMended(t *testing.T) {

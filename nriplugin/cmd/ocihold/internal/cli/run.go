@@ -94,7 +94,7 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, log *logrus.L
 		return err
 	}
 
-	manager := imagevolume.New(volumeStores{store.roots, config.Volumes.TrustPresent}, mounts, log)
+	manager := imagevolume.New(volumeStores{store.roots, store.service, config.Volumes.TrustPresent}, mounts, log)
 	store.volumes = manager.InUse
 	socket := config.NRI.Socket
 	if socket == "" {

@@ -127,6 +127,7 @@ func mayPull(config conf.Config, client *crioclient.Client) func(ctx context.Con
 // image in them is for every namespace.
 type volumeStores struct {
 	roots        *storage.Roots
+	service      *imageservice.Service
 	trustPresent bool
 }
 
@@ -150,12 +151,14 @@ func (s volumeStores) Store(name string) (imagevolume.Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return volumeStore{root, s.trustPresent}, nil
+	return volumeStore{root, cmp.Or(name, imageservice.DefaultRoot), s.service, s.trustPresent}, nil
 }
 
 // volumeStore is a root as image volumes see it.
 type volumeStore struct {
 	root         *storage.Root
+	name         string
+	service      *imageservice.Service
 	trustPresent bool
 }
 
@@ -167,7 +170,7 @@ func (s volumeStore) Resolve(ctx context.Context, ref string) (imagevolume.Image
 }
 
 func (s volumeStore) Pull(ctx context.Context, ref string, progress func(imagevolume.Progress)) (imagevolume.Image, error) {
-	image, err := s.root.Pull(ctx, ref, storage.PullOptions{Progress: func(p storage.Progress) {
+	image, err := s.service.PullInto(ctx, s.name, ref, storage.PullOptions{Progress: func(p storage.Progress) {
 		progress(imagevolume.Progress{Done: p.Done, Total: p.Total})
 	}})
 	return volumeImage(image), err
