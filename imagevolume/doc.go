@@ -14,6 +14,9 @@
 //     table. What nobody needs is let go.
 //   - An image that is on the node already is given only to pods of a namespace
 //     for which the store knows, or now proves, that it may have it.
+//   - The image of a native volume, which the container runtime mounts itself, is
+//     leased from the creation of its container, in the background, as long as the
+//     container runs or a process has the runtime's mount of it.
 //   - There is no state on disk. What is leased is asked of the store, what is
 //     used of the kernel, which pods there are of the container runtime, whose
 //     list is given to Synchronize. Before that has happened once, and whenever

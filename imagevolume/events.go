@@ -41,7 +41,8 @@ func (m *Manager) lookAll(p *pod) {
 // to try again. It waits for nothing.
 func (m *Manager) CreateContainer(info Pod, c Container) ([]Given, error) {
 	volumes, err := request.ForContainer(request.Pod{Namespace: info.Namespace, Name: info.Name}, info.Annotations, c.Name)
-	if err != nil || len(volumes) == 0 {
+	g := &given{containerID: c.ID, natives: c.Natives}
+	if err != nil || len(volumes) == 0 && g.empty() {
 		return nil, err
 	}
 	for _, v := range volumes {
@@ -57,7 +58,6 @@ func (m *Manager) CreateContainer(info Pod, c Container) ([]Given, error) {
 	defer m.mu.Unlock()
 	p := m.addPod(info)
 	m.end(p, c.Name) // that the one before has ended may not have been told
-	g := &given{containerID: c.ID}
 	var missing error
 	for _, v := range volumes {
 		w := wantOf(v)
@@ -84,6 +84,9 @@ func (m *Manager) CreateContainer(info Pod, c Container) ([]Given, error) {
 		return nil, missing
 	}
 	p.given[c.Name] = g
+	if len(g.natives) > 0 {
+		wake(m.settles) // to lease their images
+	}
 	return g.volumes, nil
 }
 
@@ -174,16 +177,17 @@ func (m *Manager) Synchronize(pods []Pod, containers map[string][]Container) {
 
 // adopt takes over the volumes of a container that was created before this
 // process knew of it. Only a mount of our directory says what it has: whatever
-// annotations say of that, a pod may have written them.
+// annotations say of that, a pod may have written them. Native volumes are as the
+// container runtime says.
 func (m *Manager) adopt(p *pod, c Container) {
 	if g := p.given[c.Name]; g != nil && g.containerID == c.ID {
 		return
 	}
+	g := &given{containerID: c.ID, natives: c.Natives}
 	volumes, err := request.ForContainer(request.Pod{Namespace: p.Namespace, Name: p.Name}, p.Annotations, c.Name)
 	if err != nil {
-		return // it got none
+		volumes = nil // it got none
 	}
-	g := &given{containerID: c.ID}
 	for _, v := range volumes {
 		source := c.Mounts[v.MountPath]
 		key := m.mounts.Key(source)
@@ -199,7 +203,7 @@ func (m *Manager) adopt(p *pod, c Container) {
 		}
 		g.volumes = append(g.volumes, Given{Volume: v, From: img, Mount: planMount(v, source)})
 	}
-	if len(g.volumes) > 0 {
+	if !g.empty() {
 		p.given[c.Name] = g
 	}
 }

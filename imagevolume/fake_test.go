@@ -25,8 +25,9 @@ type fakeStore struct {
 	log      []string          // calls that change something
 	onLease  func(id string)   // called before a lease is taken, unlocked
 	reports  []imagevolume.Progress
-	unproven map[string]error // by image ID: why the registry gives no proof
-	permits  []string         // what was to be permitted, and whether by asking
+	unproven map[string]error    // by image ID: why the registry gives no proof
+	layers   map[string][]string // image IDs by where their layers are mounted together
+	permits  []string            // what was to be permitted, and whether by asking
 }
 
 var _ imagevolume.Store = (*fakeStore)(nil)
@@ -171,6 +172,18 @@ func (s *fakeStore) Leases(context.Context) (map[string]bool, error) {
 	return maps.Clone(s.leased), nil
 }
 
+func (s *fakeStore) MountedAt(_ context.Context, dirs []string) (map[string][]string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	found := map[string][]string{}
+	for _, dir := range dirs {
+		if ids := s.layers[dir]; ids != nil {
+			found[dir] = ids
+		}
+	}
+	return found, nil
+}
+
 func (s *fakeStore) LowerDirs(_ context.Context, imageID string) ([]string, error) {
 	return []string{"/layers/" + imageID}, nil
 }
@@ -203,6 +216,7 @@ type fakeMounts struct {
 	mu      sync.Mutex
 	mounted map[string]bool
 	used    map[string]bool
+	lowers  map[string]bool
 	err     error // of InUse
 }
 
@@ -247,10 +261,10 @@ func (m *fakeMounts) Keys() ([]string, error) {
 	return slices.Collect(maps.Keys(m.mounted)), nil
 }
 
-func (m *fakeMounts) InUse(context.Context) (map[string]bool, error) {
+func (m *fakeMounts) InUse(context.Context) (keys, lowers map[string]bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return maps.Clone(m.used), m.err
+	return maps.Clone(m.used), maps.Clone(m.lowers), m.err
 }
 
 func (m *fakeMounts) set(f func()) {

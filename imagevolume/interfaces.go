@@ -54,6 +54,10 @@ type Store interface {
 	// not whole: somebody has removed the image or a part of its lease. Lease
 	// mends it where the image is there, Release clears it away.
 	Leases(ctx context.Context) (map[string]bool, error)
+	// MountedAt finds the images whose layers the container runtime mounts
+	// together at one of dirs: their IDs by directory. Leased ones that were
+	// removed by force are among them; several images can have the same layers.
+	MountedAt(ctx context.Context, dirs []string) (map[string][]string, error)
 	// LowerDirs returns the directories of the image's layers, topmost first.
 	LowerDirs(ctx context.Context, imageID string) ([]string, error)
 }
@@ -72,7 +76,8 @@ type Mounts interface {
 	Release(key string) error
 	// Keys lists what is mounted, and what a crash left half made.
 	Keys() ([]string, error)
-	// InUse returns the keys that processes have mounted. With an error the
+	// InUse returns the keys that processes have mounted, and the topmost lower
+	// directories of all other overlays that they have. With an error the
 	// answer is incomplete.
-	InUse(ctx context.Context) (map[string]bool, error)
+	InUse(ctx context.Context) (keys, lowers map[string]bool, err error)
 }

@@ -23,6 +23,20 @@ type Container struct {
 	ID, Name string
 	// Mounts are those it has already, source by destination.
 	Mounts map[string]string
+	// Natives are its image volumes by Kubernetes' own field, which the
+	// container runtime mounts itself.
+	Natives []Native
+}
+
+// Native is an image volume that the container runtime mounts itself, from its
+// own root.
+type Native struct {
+	// MountPath is where the container has it, HostPath where the host had it
+	// when the container was created.
+	MountPath, HostPath string
+	// ImageID has 64 hexadecimal digits. No image has it where the volume is
+	// an artifact: that is left alone.
+	ImageID string
 }
 
 // Given is a volume that a container was given.
@@ -64,10 +78,14 @@ type pod struct {
 	given map[string]*given // by container name, the newest
 }
 
+// given is what a container has.
 type given struct {
 	containerID string
 	volumes     []Given
+	natives     []Native
 }
+
+func (g *given) empty() bool { return len(g.volumes)+len(g.natives) == 0 }
 
 func newPod(info Pod) *pod {
 	return &pod{Pod: info, looks: map[want]*look{}, given: map[string]*given{}}
@@ -89,6 +107,15 @@ func (p *pod) need(keys map[string]bool) {
 	for _, g := range p.given {
 		for _, v := range g.volumes {
 			keys[key(v.From)] = true
+		}
+	}
+}
+
+// needNative adds the key of each image of a native volume that the pod has.
+func (p *pod) needNative(keys map[string]bool) {
+	for _, g := range p.given {
+		for _, v := range g.natives {
+			keys[key(Image{ID: v.ImageID})] = true
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -55,15 +56,19 @@ func (m *Manager) settle(ctx context.Context) (waiting bool, err error) {
 
 	// Memory comes before the kernel: a container passes from the first to
 	// the second, never back.
-	needed, ok := m.needed()
+	needed, native, ok := m.needed()
 	if !ok {
 		return true, nil
 	}
-	used, err := m.mounts.InUse(ctx)
+	used, lowers, err := m.mounts.InUse(ctx)
 	if err != nil {
 		return false, fmt.Errorf("read which volumes are in use: %w", err)
 	}
 	leased, errs := m.leased(ctx)
+	usedNative, err := m.usedNative(ctx, lowers, native, leased)
+	if err != nil {
+		return false, fmt.Errorf("find the images of volumes in use: %w", err)
+	}
 	mounted, err := m.mounts.Keys()
 	if err != nil {
 		return false, err
@@ -80,6 +85,9 @@ func (m *Manager) settle(ctx context.Context) (waiting bool, err error) {
 		case isNeeded:
 		case used[k]:
 			waiting = true
+		case native[k], usedNative[k]: // leased without a mount of ours
+			waiting = waiting || !native[k]
+			errs = append(errs, m.mounts.Release(k))
 		default:
 			errs = append(errs, m.letGo(ctx, imageOf(k)))
 		}
@@ -94,7 +102,48 @@ func (m *Manager) settle(ctx context.Context) (waiting bool, err error) {
 			errs = append(errs, m.leaseAgain(ctx, imageOf(k)))
 		}
 	}
+	maps.Copy(native, usedNative)
+	for k := range native {
+		if !leased[k] && !used[k] {
+			_, was := leased[k]
+			errs = append(errs, m.leaseNative(ctx, imageOf(k), was))
+		}
+	}
 	return waiting, errors.Join(errs...)
+}
+
+// usedNative returns the keys of the images that processes have as native
+// volumes, by what the kernel says. Where several images have the very layers
+// that are mounted, those count that a container is known to have; else those
+// that are leased; else all.
+func (m *Manager) usedNative(ctx context.Context, lowers, native, leased map[string]bool) (map[string]bool, error) {
+	store, err := m.stores.Store("")
+	if err != nil {
+		return nil, err
+	}
+	images, err := store.MountedAt(ctx, slices.Collect(maps.Keys(lowers)))
+	if err != nil {
+		return nil, err
+	}
+	used := map[string]bool{}
+	for _, ids := range images {
+		for _, id := range preferred(preferred(ids, native), leased) {
+			used[key(Image{ID: id})] = true
+		}
+	}
+	return used, nil
+}
+
+// preferred returns the IDs of CRI-O's root whose keys are in keys; all, where none is.
+func preferred(ids []string, keys map[string]bool) []string {
+	in := slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
+		_, ok := keys[key(Image{ID: id})]
+		return !ok
+	})
+	if len(in) == 0 {
+		return ids
+	}
+	return in
 }
 
 // leased returns what is leased in all roots, whole or not, by key. A root that
@@ -119,19 +168,20 @@ func (m *Manager) leased(ctx context.Context) (leased map[string]bool, errs []er
 	return leased, errs
 }
 
-// needed returns the keys of the images that pods need, as pod.need has them, and
-// whether the pods and these images are known.
-func (m *Manager) needed() (map[string]bool, bool) {
+// needed returns the keys of the images that pods need, as pod.need has them, those
+// of native volumes, and whether the pods and these images are known.
+func (m *Manager) needed() (needed, native map[string]bool, known bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	needed, known := map[string]bool{}, m.synced
+	needed, native, known = map[string]bool{}, map[string]bool{}, m.synced
 	for _, p := range m.pods {
 		p.need(needed)
+		p.needNative(native)
 		for _, l := range p.looks {
 			known = known && !l.unsure
 		}
 	}
-	return needed, known
+	return needed, native, known
 }
 
 func (m *Manager) letGo(ctx context.Context, img Image) error {
@@ -158,6 +208,26 @@ func (m *Manager) leaseAgain(ctx context.Context, img Image) error {
 		return fmt.Errorf("lease image %s, which is in use, again: %w", img.ID, err)
 	}
 	m.logOf(img).Warn("lease of an image in use was gone; it is taken again")
+	return nil
+}
+
+// leaseNative leases the image of a native volume, for the first time where it was
+// not leased before, in whatever part.
+func (m *Manager) leaseNative(ctx context.Context, img Image, was bool) error {
+	if was {
+		return m.leaseAgain(ctx, img)
+	}
+	store, err := m.stores.Store(img.Root)
+	if err == nil {
+		err = store.Lease(ctx, img.ID)
+	}
+	switch {
+	case errors.Is(err, ErrNotPresent):
+		return nil // an artifact
+	case err != nil:
+		return fmt.Errorf("lease image %s of a native volume: %w", img.ID, err)
+	}
+	m.logOf(img).Info("image of a native volume is leased")
 	return nil
 }
 

@@ -17,6 +17,9 @@ type Status struct {
 	ImageID   string `json:"imageID"`
 	Digest    string `json:"digest"`
 	HostPath  string `json:"hostPath"`
+	// Native says that the container runtime mounted it itself. Then Image is
+	// the ID, and Digest is not known.
+	Native bool `json:"native,omitempty"`
 	// Handler is that of the root the image is in; "" is CRI-O's own.
 	Handler string `json:"handler,omitempty"`
 }
@@ -38,6 +41,12 @@ func (m *Manager) Volumes() []Status {
 					Handler: v.From.Root,
 				})
 			}
+			for _, v := range g.natives {
+				all = append(all, Status{
+					Namespace: p.Namespace, Pod: p.Name, Container: name, MountPath: v.MountPath,
+					Image: v.ImageID, ImageID: v.ImageID, HostPath: v.HostPath, Native: true,
+				})
+			}
 		}
 	}
 	slices.SortFunc(all, func(a, b Status) int {
@@ -49,9 +58,10 @@ func (m *Manager) Volumes() []Status {
 
 // InUse returns the IDs of the images that pods have as volumes or are about to
 // have, in any root: as the Manager knows, and as the kernel says of processes.
+// Those of native volumes are not among them.
 func (m *Manager) InUse(ctx context.Context) (map[string]bool, error) {
-	needed, _ := m.needed() // before the kernel is asked, as in settle
-	used, err := m.mounts.InUse(ctx)
+	needed, _, _ := m.needed() // before the kernel is asked, as in settle
+	used, _, err := m.mounts.InUse(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("read which volumes are in use: %w", err)
 	}

@@ -3,6 +3,7 @@ package nriplugin
 import (
 	"encoding/json"
 	"fmt"
+	"regexp"
 
 	"github.com/containerd/nri/pkg/api"
 
@@ -22,7 +23,37 @@ func containerOf(c *api.Container) imagevolume.Container {
 	for _, m := range c.GetMounts() {
 		mounts[m.GetDestination()] = m.GetSource()
 	}
-	return imagevolume.Container{ID: c.GetId(), Name: request.ContainerName(c.GetAnnotations()), Mounts: mounts}
+	return imagevolume.Container{
+		ID: c.GetId(), Name: request.ContainerName(c.GetAnnotations()), Mounts: mounts, Natives: natives(c.GetAnnotations()),
+	}
+}
+
+// volumesAnnotation is CRI-O's list of what the container was asked to have
+// mounted, in JSON.
+const volumesAnnotation = "io.kubernetes.cri-o.Volumes"
+
+var imageID = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+// natives are the volumes in CRI-O's list that have an image. CRI-O writes the
+// list: what it does not have, or not in this form, is no image volume.
+func natives(annotations map[string]string) []imagevolume.Native {
+	var list []struct {
+		ContainerPath string `json:"container_path"`
+		HostPath      string `json:"host_path"`
+		Image         struct {
+			Image string `json:"image"`
+		} `json:"image"`
+	}
+	if json.Unmarshal([]byte(annotations[volumesAnnotation]), &list) != nil {
+		return nil
+	}
+	var found []imagevolume.Native
+	for _, v := range list {
+		if imageID.MatchString(v.Image.Image) {
+			found = append(found, imagevolume.Native{MountPath: v.ContainerPath, HostPath: v.HostPath, ImageID: v.Image.Image})
+		}
+	}
+	return found
 }
 
 // report is one element of the list in ReportAnnotation.

@@ -70,13 +70,24 @@ func (r *recorder) Synchronize(pods []imagevolume.Pod, containers map[string][]i
 	}
 }
 
+// imageID is an image's, and crioVolumes is what CRI-O says of a container that
+// has it, an artifact of another kind, and directories of the host.
+const imageID = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+
+const crioVolumes = `[
+	{"container_path":"/h","host_path":"/srv","readonly":false},
+	{"container_path":"/i","host_path":"/srv","readonly":false,"image":{}},
+	{"container_path":"/n","host_path":"/s/overlay/l/merged","readonly":true,"image":{"image":"` + imageID + `"}},
+	{"container_path":"/f","host_path":"/blobs/f","readonly":true,"image":{"image":"sha512:0123"}}
+]`
+
 var (
 	pod = &api.PodSandbox{
 		Id: "p", Name: "pod", Namespace: "ns", Annotations: map[string]string{request.Domain: "[]"},
 	}
 	container = &api.Container{
 		Id: "c", PodSandboxId: "p", Name: "ctr",
-		Annotations: map[string]string{"io.kubernetes.container.name": "ctr"},
+		Annotations: map[string]string{"io.kubernetes.container.name": "ctr", "io.kubernetes.cri-o.Volumes": crioVolumes},
 		Mounts:      []*api.Mount{{Destination: "/etc/hosts", Source: "/hosts"}},
 	}
 )
@@ -127,7 +138,10 @@ func TestEvents(t *testing.T) {
 		registered(t, start(t, socket, r))
 		assert.Equal(t, []string{"synchronize p"}, r.take())
 		assert.Equal(t, map[string][]imagevolume.Container{
-			"p": {{ID: "c", Name: "ctr", Mounts: map[string]string{"/etc/hosts": "/hosts"}}},
+			"p": {{
+				ID: "c", Name: "ctr", Mounts: map[string]string{"/etc/hosts": "/hosts"},
+				Natives: []imagevolume.Native{{MountPath: "/n", HostPath: "/s/overlay/l/merged", ImageID: imageID}},
+			}},
 		}, r.containers)
 
 		ctx := t.Context()
@@ -140,6 +154,14 @@ func TestEvents(t *testing.T) {
 		require.NoError(t, runtime.RemovePodSandbox(ctx, &adaptation.RemovePodSandboxRequest{Pod: pod}))
 		assert.Equal(t, []string{"run p", "create p/c", "end p/c", "end p/c", "remove p"}, r.take())
 		assert.Equal(t, imagevolume.Pod{ID: "p", Namespace: "ns", Name: "pod", Annotations: pod.GetAnnotations()}, r.pod)
+		assert.Equal(t, r.containers["p"][0], r.container)
+
+		for _, volumes := range []string{"", "null", "[]", "{", `[{"image":"` + imageID + `"}]`} {
+			c := &api.Container{Id: "c", Annotations: map[string]string{"io.kubernetes.cri-o.Volumes": volumes}}
+			_, err := runtime.CreateContainer(ctx, &adaptation.CreateContainerRequest{Pod: pod, Container: c})
+			require.NoError(t, err)
+			assert.Empty(t, r.container.Natives, volumes)
+		}
 	})
 }
 

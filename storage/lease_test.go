@@ -86,6 +86,49 @@ func assertNoLayerDirs(tb testing.TB, opt Options) {
 	assert.Empty(tb, left)
 }
 
+func TestMountedAt(t *testing.T) {
+	root, opt, image, _ := pulled(t)
+	record, err := root.store.Image(image.ID)
+	require.NoError(t, err)
+	layer, err := root.store.Layer(record.TopLayer)
+	require.NoError(t, err)
+	place := func(home, layer string) string { return filepath.Join(home, "overlay", layer, "merged") }
+	at := place(opt.GraphRoot, record.TopLayer)
+	inRunRoot := place(opt.RunRoot, record.TopLayer)
+	mounted := func() map[string][]string {
+		t.Helper()
+		got, err := root.MountedAt(t.Context(), []string{
+			at, place(opt.GraphRoot, layer.Parent), place("/elsewhere", record.TopLayer), place(opt.GraphRoot, id("1")),
+			filepath.Join(filepath.Dir(at), "diff"), "l/ABC", "",
+		})
+		require.NoError(t, err)
+		return got
+	}
+	assert.Equal(t, map[string][]string{at: {image.ID}}, mounted())
+	got, err := root.MountedAt(t.Context(), []string{inRunRoot})
+	require.NoError(t, err)
+	assert.Equal(t, map[string][]string{inRunRoot: {image.ID}}, got)
+	require.NoError(t, root.Lease(t.Context(), image.ID))
+	assert.Equal(t, map[string][]string{at: {image.ID}}, mounted())
+
+	require.NoError(t, root.store.DeleteContainer(leaseIDs(image.ID).record))
+	require.NoError(t, deleteImage(opt, image.ID))
+	assert.Equal(t, map[string][]string{at: {image.ID}}, mounted(), "removed by force")
+	require.NoError(t, root.Release(t.Context(), image.ID))
+	assert.Empty(t, mounted())
+
+	// The driver tells the mount itself where it is.
+	require.NoError(t, root.Close())
+	root = open(t, opt)
+	_, err = root.store.CreateLayer(record.TopLayer, "", nil, "", false, nil)
+	require.NoError(t, err)
+	dir, err := root.store.Mount(record.TopLayer, "")
+	require.NoError(t, err)
+	assert.Equal(t, at, dir)
+	_, err = root.store.Unmount(record.TopLayer, true)
+	require.NoError(t, err)
+}
+
 func TestLeaseOfWhatIsNotThere(t *testing.T) {
 	root, opt, image, _ := pulled(t)
 	require.ErrorIs(t, root.Lease(t.Context(), id("1")), ErrNotFound)

@@ -7,9 +7,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"go.podman.io/image/v5/docker/reference"
+	cstorage "go.podman.io/storage"
 )
 
 // LowerDirs returns the directories of the image's layers, topmost first, ready to be the lower directories of an
@@ -56,6 +58,48 @@ func (r *Root) lowerDirs(imageID string) ([]string, error) {
 		id = layer.Parent
 	}
 	return dirs, nil
+}
+
+// MountedAt finds the images whose topmost layer has its place at one of dirs when it is mounted: their ids, sorted, by
+// directory. Leased images that were removed by force are among them. Directories that are no layer's are left out.
+func (r *Root) MountedAt(ctx context.Context, dirs []string) (map[string][]string, error) {
+	if err := r.usable(ctx); err != nil {
+		return nil, fmt.Errorf("find the images that are mounted: %w", err)
+	}
+	// The driver mounts a layer of a second image store below the run root.
+	homes := append(r.homes(), filepath.Join(r.store.RunRoot(), "overlay"))
+	at := make(map[string]string) // directory by layer id
+	for _, dir := range dirs {
+		layer := filepath.Dir(dir)
+		if filepath.Base(dir) == "merged" && slices.Contains(homes, filepath.Dir(layer)) {
+			at[filepath.Base(layer)] = dir
+		}
+	}
+	found := make(map[string][]string)
+	if len(at) == 0 {
+		return found, nil
+	}
+	all, err := r.store.MultiList(cstorage.MultiListOptions{Images: true, Layers: true})
+	if err != nil {
+		return nil, fmt.Errorf("find the images that are mounted: %w", err)
+	}
+	add := func(layer, imageID string) {
+		if dir, ok := at[layer]; ok {
+			found[dir] = union(found[dir], []string{imageID})
+		}
+	}
+	for i := range all.Images {
+		add(all.Images[i].TopLayer, all.Images[i].ID)
+	}
+	for i := range all.Layers {
+		if imageID, ok := heldBy(all.Layers[i].Names, childNamePrefix); ok {
+			add(all.Layers[i].Parent, imageID)
+		}
+	}
+	for _, ids := range found {
+		slices.Sort(ids)
+	}
+	return found, nil
 }
 
 // homes are the overlay driver's directories in the root, the one that images are written to first.

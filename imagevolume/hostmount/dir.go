@@ -159,10 +159,12 @@ func (d *Dir) Close() error {
 }
 
 // InUse returns the keys that some process on the node has mounted elsewhere
-// than in the directory itself: in a container, or bound by hand. It reads the
+// than in the directory itself: in a container, or bound by hand. lowers are the
+// topmost lower directories, as they were named at the mount, of the overlays of
+// others. It reads the
 // mountinfo of every mount namespace and takes time in proportion to the
 // node's processes. On an error the answer is incomplete, and nobody may
 // conclude from it that a key is unused.
-func (d *Dir) InUse(ctx context.Context) (map[string]bool, error) {
+func (d *Dir) InUse(ctx context.Context) (keys, lowers map[string]bool, err error) {
 	return d.inUse(ctx, "/proc")
 }

@@ -141,7 +141,7 @@ func TestInUse(t *testing.T) {
 	target := t.TempDir()
 	inUse := func() map[string]bool {
 		t.Helper()
-		used, err := dir.InUse(t.Context())
+		used, _, err := dir.InUse(t.Context())
 		require.NoError(t, err)
 		return map[string]bool{"k": used["k"]}
 	}

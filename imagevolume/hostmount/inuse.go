@@ -9,10 +9,15 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
+
+// use is what processes have mounted: keys of ours, and the topmost lower
+// directories of other overlays.
+type use struct{ keys, lowers map[string]bool }
 
 // view tells apart what two processes can see: one mount namespace shows other
 // mounts to a process whose root directory is another.
@@ -21,25 +26,25 @@ type view struct {
 	dev, ino  uint64
 }
 
-func (d *Dir) inUse(ctx context.Context, proc string) (map[string]bool, error) {
+func (d *Dir) inUse(ctx context.Context, proc string) (keys, lowers map[string]bool, err error) {
 	entries, err := os.ReadDir(proc)
 	if err != nil {
-		return nil, fmt.Errorf("list processes: %w", err)
+		return nil, nil, fmt.Errorf("list processes: %w", err)
 	}
-	used := map[string]bool{}
+	u := use{map[string]bool{}, map[string]bool{}}
 	seen := map[view]bool{}
 	for _, entry := range entries {
 		if _, err := strconv.Atoi(entry.Name()); err != nil {
 			continue
 		}
 		if err := ctx.Err(); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		if err := d.inUseBy(filepath.Join(proc, entry.Name()), seen, used); err != nil && !ended(err) {
-			return nil, fmt.Errorf("read mounts of process %s: %w", entry.Name(), err)
+		if err := d.inUseBy(filepath.Join(proc, entry.Name()), seen, u); err != nil && !ended(err) {
+			return nil, nil, fmt.Errorf("read mounts of process %s: %w", entry.Name(), err)
 		}
 	}
-	return used, nil
+	return u.keys, u.lowers, nil
 }
 
 // ended reports whether err says that the process is gone, or is a zombie,
@@ -48,7 +53,7 @@ func ended(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL)
 }
 
-func (d *Dir) inUseBy(process string, seen map[view]bool, used map[string]bool) error {
+func (d *Dir) inUseBy(process string, seen map[view]bool, u use) error {
 	v, known := viewOf(process)
 	if known && seen[v] {
 		return nil
@@ -60,7 +65,7 @@ func (d *Dir) inUseBy(process string, seen map[view]bool, used map[string]bool) 
 	if known {
 		seen[v] = true
 	}
-	return d.usedKeys(data, used)
+	return d.used(data, u)
 }
 
 // viewOf is false for a process that this one may not inspect so far; its
@@ -77,11 +82,11 @@ func viewOf(process string) (view, bool) {
 	return view{namespace: namespace, dev: root.Dev, ino: root.Ino}, true
 }
 
-// usedKeys adds the keys that a mountinfo text shows outside of our own
-// directory. A copy of the host's mount tree, as every new mount namespace
-// begins with, shows the directory too: there the overlay's parent is our
-// tmpfs, and that is no use.
-func (d *Dir) usedKeys(data []byte, used map[string]bool) error {
+// used adds the keys that a mountinfo text shows outside of our own directory,
+// and the lower directories of the overlays of others. A copy of the host's
+// mount tree, as every new mount namespace begins with, shows the directory too:
+// there the overlay's parent is our tmpfs, and that is no use.
+func (d *Dir) used(data []byte, u use) error {
 	type mount struct {
 		parent int
 		key    string
@@ -99,13 +104,33 @@ func (d *Dir) usedKeys(data []byte, used map[string]bool) error {
 		case "overlay":
 			if key := d.Key(line.Source); key != "" {
 				mounts = append(mounts, mount{line.Parent, key})
+			} else if lower := topLower(line.VFSOptions); lower != "" {
+				u.lowers[lower] = true
 			}
 		}
 	}
 	for _, m := range mounts {
 		if !ours[m.parent] {
-			used[m.key] = true
+			u.keys[m.key] = true
 		}
 	}
 	return nil
+}
+
+// unescape undoes what the kernel does to a name in the options of mountinfo. A
+// comma or a colon in a name stays as it is written: no path of a container
+// runtime's storage, given to an overlay as an option, can have them.
+var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+
+// topLower returns the topmost of an overlay's lower directories, which are one
+// option or, as newer programs mount, one each.
+func topLower(options string) string {
+	for option := range strings.SplitSeq(options, ",") {
+		name, value, _ := strings.Cut(option, "=")
+		if name == "lowerdir" || name == "lowerdir+" {
+			lower, _, _ := strings.Cut(value, ":")
+			return unescape.Replace(lower)
+		}
+	}
+	return ""
 }

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -168,6 +169,15 @@ func TestKubeletCollectionCalls(t *testing.T) {
 		pod := runPod(t, n, realnode.PodSpec{Handler: handler, Annotations: volumes(t, volume{Image: image[1], MountPath: "/v"})})
 		run(t, pod, realnode.ContainerSpec{Image: image[0]})
 	}
+	pod := runPod(t, n, realnode.PodSpec{})
+	run(t, pod, realnode.ContainerSpec{Image: c.app, Mounts: []*cri.Mount{native(c.native, "/v", "")}})
+	await(t, func() error {
+		answer, err := n.OciholdImages().ImageStatus(t.Context(), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: c.native}})
+		if err == nil && !answer.GetImage().GetPinned() {
+			err = errors.New("the image of the native volume is not held")
+		}
+		return err
+	})
 	before := c.files(t)
 	replay(t, n, "collection")
 	c.assertCollected(t, before)

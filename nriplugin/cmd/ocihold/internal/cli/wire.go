@@ -214,6 +214,10 @@ func (s volumeStore) Leases(ctx context.Context) (map[string]bool, error) {
 	return whole, nil
 }
 
+func (s volumeStore) MountedAt(ctx context.Context, dirs []string) (map[string][]string, error) {
+	return s.root.MountedAt(ctx, dirs)
+}
+
 func (s volumeStore) LowerDirs(ctx context.Context, id string) ([]string, error) {
 	dirs, err := s.root.LowerDirs(ctx, id)
 	return dirs, notPresent(err)
