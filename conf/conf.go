@@ -106,6 +106,10 @@ type Volumes struct {
 	// TrustPresent has an image that is on the node be a volume for pods of
 	// every namespace, whether or not access to it was proven.
 	TrustPresent bool `toml:"trust_present"`
+	// Pin gives images in use in CRI-O's own root a name besides, which fits
+	// PinPattern, so that a kubelet that asks CRI-O itself for images does not
+	// collect them. [DropIn] has CRI-O know the pattern.
+	Pin bool `toml:"pin"`
 }
 
 // ImageService says how Ocihold serves the CRI ImageService.

@@ -37,9 +37,14 @@ func HookDir(c Config, crio *CRIO) string {
 // dropInHeader begins every rendered drop-in, by which it is known again.
 const dropInHeader = "# What Ocihold needs of CRI-O, rendered by `ocihold config crio`.\n"
 
+// PinPattern is the one of CRI-O's pinned_images that fits images in use; see
+// [Volumes].
+const PinPattern = "in-use.ocihold.dev/*"
+
 // DropIn renders the file for CRI-O's crio.conf.d: the roots of handlers as
-// additional image stores, NRI on and open to plugins, internal_repair off, and
-// hooks_dir with everything crio has plus HookDir.
+// additional image stores, NRI on and open to plugins, internal_repair off,
+// hooks_dir with everything crio has plus HookDir, and, where images in use are
+// pinned, pinned_images likewise plus PinPattern.
 //
 // crio is what is in force without an earlier rendering; see
 // [ReadCRIOWithoutDropIn]. As CRI-O adds storage options up, a root that is an
@@ -54,12 +59,13 @@ func DropIn(c Config, crio *CRIO) ([]byte, error) {
 		values[name] = string(line)
 		return nil
 	}
-	dirs := slices.Clone(crio.HooksDir)
-	if dir := HookDir(c, crio); !slices.Contains(dirs, dir) {
-		dirs = append(dirs, dir)
-	}
-	if err := encode("HooksDir", "hooks_dir", dirs); err != nil {
+	if err := encode("HooksDir", "hooks_dir", union(crio.HooksDir, HookDir(c, crio))); err != nil {
 		return nil, err
+	}
+	if c.Volumes.Pin {
+		if err := encode("PinnedImages", "pinned_images", union(crio.PinnedImages, PinPattern)); err != nil {
+			return nil, err
+		}
 	}
 	var stores []string
 	inForce := ImageStores(crio.StorageOptions)
@@ -78,4 +84,12 @@ func DropIn(c Config, crio *CRIO) ([]byte, error) {
 		return nil, fmt.Errorf("render CRI-O drop-in: %w", err)
 	}
 	return out.Bytes(), nil
+}
+
+// union is the list with the element, which is not added twice.
+func union(list []string, element string) []string {
+	if slices.Contains(list, element) {
+		return list
+	}
+	return append(slices.Clone(list), element)
 }

@@ -44,6 +44,7 @@ dir = "/b/hooks.d"
 [volumes]
 mount_api = "mount"
 trust_present = true
+pin = true
 [image_service]
 socket = "/b/image.sock"
 report_runtime_handler = true
@@ -106,7 +107,7 @@ image = "c"
 		CRIO:     CRIOLocation{Config: "/b/crio.conf", ConfigDir: "/etc/crio/crio.conf.d"},
 		NRI:      NRI{PluginName: "n", PluginIndex: "20", Socket: "/b/nri.sock"},
 		Hook:     Hook{Guard: "/b/guard", Dir: "/b/hooks.d"},
-		Volumes:  Volumes{MountAPI: "mount", TrustPresent: true},
+		Volumes:  Volumes{MountAPI: "mount", TrustPresent: true, Pin: true},
 		Handlers: map[string]Handler{
 			"default": {Name: "default", Pull: "crio"},
 			"vm": {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/BurntSushi/toml"
@@ -34,6 +35,8 @@ func TestDropIn(t *testing.T) {
 		hooks   []string
 		roots   []string // of handlers
 		options []string // in force
+		pin     bool
+		pinned  []string // in force
 		want    string   // HookDir
 	}{
 		"builtin":   {hooks: []string{"/usr/share/containers/oci/hooks.d"}, want: "/usr/share/containers/oci/hooks.d"},
@@ -46,16 +49,24 @@ func TestDropIn(t *testing.T) {
 			hooks: []string{"/a"}, roots: []string{"/d/a", "/d/b/", "/d/c"}, want: "/a",
 			options: []string{"overlay.imagestore=/d/x,/d/./a", "Overlay2.AdditionalImageStore = /d/b"},
 		},
+		"pin": {hooks: []string{"/a"}, pin: true, want: "/a"},
+		"pin-in-force": {
+			hooks: []string{"/a"}, pin: true, pinned: []string{"in-use.ocihold.dev/*", "registry.example/\"a\""}, want: "/a",
+		},
+		"pin-merged": {hooks: []string{"/a"}, roots: []string{"/d/a"}, pin: true, pinned: []string{"*b*", "c"}, want: "/a"},
+		"no-pin":     {hooks: []string{"/a"}, pinned: []string{"*b*"}, want: "/a"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := Default()
 			c.Hook.Dir = tc.dir
+			c.Volumes.Pin = tc.pin
 			c.Handlers = map[string]Handler{DefaultHandler: {Pull: PullOcihold}}
 			for i, root := range tc.roots {
 				c.Handlers[fmt.Sprint("h", i)] = Handler{Root: root}
 			}
 			lists, err := toml.Marshal(map[string]any{"crio": map[string]any{
 				"storage_option": tc.options, "runtime": map[string]any{"hooks_dir": append([]string{}, tc.hooks...)},
+				"image": map[string]any{"pinned_images": append([]string{}, tc.pinned...)},
 			}})
 			require.NoError(t, err)
 			dir := writeFiles(t, map[string]string{"10.conf": string(lists)})
@@ -73,6 +84,11 @@ func TestDropIn(t *testing.T) {
 			require.NoError(t, err)
 			assert.Equal(t, []string{file}, after.DropIns)
 			assert.False(t, after.InternalRepair)
+			assert.Subset(t, after.PinnedImages, tc.pinned)
+			assert.Equal(t, tc.pin, slices.Contains(after.PinnedImages, PinPattern))
+			assert.Empty(t, Unmet(c, after))
+			known := !tc.pin || slices.Contains(tc.pinned, PinPattern)
+			assert.Equal(t, !known, strings.Contains(strings.Join(Unmet(c, crio), "\n"), PinPattern))
 			for _, root := range tc.roots {
 				assert.Contains(t, ImageStores(after.StorageOptions), filepath.Clean(root))
 			}

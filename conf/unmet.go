@@ -20,6 +20,9 @@ func Unmet(c Config, crio *CRIO) []string {
 	if dir := HookDir(c, crio); !slices.Contains(crio.HooksDir, dir) {
 		unmet = append(unmet, fmt.Sprintf("hooks_dir has no %s, where the hook file is", dir))
 	}
+	if c.Volumes.Pin && !slices.Contains(crio.PinnedImages, PinPattern) {
+		unmet = append(unmet, fmt.Sprintf("pinned_images has no %s, by which kubelet knows images in use", PinPattern))
+	}
 	stores := ImageStores(crio.StorageOptions)
 	for _, h := range c.Roots() {
 		if !slices.Contains(stores, filepath.Clean(h.Root)) {

@@ -23,6 +23,8 @@
 //   - a child layer of the image's top layer: a forced removal takes the record away and then the image, but a layer
 //     with children stays, and so does the content.
 //
+// With [Options.Pin] there is a name of the image besides, for a kubelet that asks CRI-O for images.
+//
 // # Guarantees
 //
 //   - A reference means the same image as it means to CRI-O and podman; [Root.Resolve] says where those two differ.

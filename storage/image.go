@@ -19,7 +19,7 @@ type Image struct {
 	Digest digest.Digest `json:"digest"`
 	// Digests are those of all manifests kept with the image, that of the index it was chosen from among them.
 	Digests []digest.Digest `json:"digests"`
-	// Names are its references, normalized, with a tag or a digest each.
+	// Names are its references, normalized, with a tag or a digest each. A pin is none of them.
 	Names []string `json:"names"`
 	// Size is the sum of its layers' unpacked sizes in bytes, as recorded when they were written. A layer without such
 	// a record counts as 0.
@@ -171,7 +171,7 @@ func readRecord(record *cstorage.Image, layer func(id string) (*cstorage.Layer, 
 		ID:      record.ID,
 		Digest:  manifest,
 		Digests: record.Digests,
-		Names:   record.Names,
+		Names:   unpinned(record.Names),
 		Size:    size,
 		Created: record.Created,
 	}, nil

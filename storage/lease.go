@@ -19,7 +19,8 @@ import (
 type Lease struct {
 	// ImageID is the image it holds.
 	ImageID string
-	// Complete says that the image is there with both the record and the child layer. An incomplete lease is made
+	// Complete says that the image is there with both the record and the child layer, and a pin where there are to be
+	// pins. An incomplete lease is made
 	// whole by Lease while the image is there, and cleared away by Release.
 	Complete bool
 }
@@ -79,6 +80,9 @@ func (r *Root) Lease(ctx context.Context, imageID string) error {
 		if created {
 			err = errors.Join(err, r.store.DeleteContainer(leaseIDs(imageID).record))
 		}
+		return fmt.Errorf("lease image %s in the root of handler %q: %w", imageID, r.name, err)
+	}
+	if err := r.setPin(imageID, r.pin); err != nil {
 		return fmt.Errorf("lease image %s in the root of handler %q: %w", imageID, r.name, err)
 	}
 	r.noteUse(imageID)
@@ -165,6 +169,9 @@ func (r *Root) Release(ctx context.Context, imageID string) error {
 }
 
 func (r *Root) release(imageID string) error {
+	if err := r.setPin(imageID, false); err != nil {
+		return err
+	}
 	ids := leaseIDs(imageID)
 	switch _, err := r.store.Container(ids.record); {
 	case err == nil:
@@ -266,10 +273,16 @@ func (r *Root) Leases(ctx context.Context) ([]Lease, error) {
 		return nil, fmt.Errorf("list leases of handler %q: %w", r.name, err)
 	}
 	topLayers := make(map[string]string, len(all.Images))
-	for i := range all.Images {
-		topLayers[all.Images[i].ID] = all.Images[i].TopLayer
-	}
 	found := make(map[string]struct{})
+	pinned := make(map[string]bool)
+	for i := range all.Images {
+		imageID := all.Images[i].ID
+		topLayers[imageID] = all.Images[i].TopLayer
+		if slices.Contains(all.Images[i].Names, pinOf(imageID)) {
+			found[imageID] = struct{}{}
+			pinned[imageID] = true
+		}
+	}
 	records := make(map[string]bool)
 	for i := range all.Containers {
 		if imageID, ok := heldBy(all.Containers[i].Names, recordNamePrefix); ok {
@@ -289,7 +302,7 @@ func (r *Root) Leases(ctx context.Context) ([]Lease, error) {
 		top, hasImage := topLayers[imageID]
 		leases = append(leases, Lease{
 			ImageID:  imageID,
-			Complete: hasImage && records[imageID] && childrenOf[imageID] == top,
+			Complete: hasImage && records[imageID] && childrenOf[imageID] == top && pinned[imageID] == r.pin,
 		})
 	}
 	slices.SortFunc(leases, func(a, b Lease) int { return cmp.Compare(a.ImageID, b.ImageID) })

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -84,6 +85,66 @@ func assertNoLayerDirs(tb testing.TB, opt Options) {
 	left, err := filepath.Glob(filepath.Join(opt.GraphRoot, "overlay", strings.Repeat("?", 64)))
 	require.NoError(tb, err)
 	assert.Empty(tb, left)
+}
+
+func TestPin(t *testing.T) {
+	root, opt, image, before := pulled(t)
+	names := func() []string {
+		t.Helper()
+		record, err := root.store.Image(image.ID)
+		require.NoError(t, err)
+		return record.Names
+	}
+	whole := func(complete bool) {
+		t.Helper()
+		assert.Equal(t, []Lease{{ImageID: image.ID, Complete: complete}}, leases(t, root))
+	}
+	reopen := func(pin bool) {
+		t.Helper()
+		require.NoError(t, root.Close())
+		opt.Pin = pin
+		root = open(t, opt)
+	}
+	pin := "in-use.ocihold.dev/pin:" + image.ID
+	named, pinned := image.Names, append(slices.Clone(image.Names), pin)
+	require.NoError(t, root.Lease(t.Context(), image.ID))
+	assert.Equal(t, named, names())
+
+	reopen(true)
+	whole(false)
+	require.NoError(t, root.Lease(t.Context(), image.ID))
+	assert.ElementsMatch(t, pinned, names())
+	whole(true)
+	got, err := root.Resolve(t.Context(), image.ID)
+	require.NoError(t, err)
+	assert.Equal(t, named, got.Names)
+	images, errs := root.Images(t.Context())
+	require.Empty(t, errs)
+	assert.Equal(t, []Image{got}, images)
+
+	require.NoError(t, root.store.RemoveNames(image.ID, []string{pin}))
+	whole(false)
+	require.NoError(t, root.Lease(t.Context(), image.ID))
+	assert.ElementsMatch(t, pinned, names())
+
+	reopen(false)
+	whole(false)
+	require.NoError(t, root.Lease(t.Context(), image.ID))
+	assert.Equal(t, named, names())
+	whole(true)
+
+	reopen(true)
+	require.NoError(t, root.Lease(t.Context(), image.ID))
+	require.NoError(t, root.Release(t.Context(), image.ID))
+	assert.Equal(t, named, names())
+	assert.Empty(t, leases(t, root))
+	assert.ElementsMatch(t, before, layerIDs(t, root))
+
+	require.NoError(t, root.store.AddNames(image.ID, []string{pin}))
+	whole(false)
+	require.NoError(t, root.Release(t.Context(), image.ID))
+	assert.Equal(t, named, names())
+	assert.Empty(t, leases(t, root))
 }
 
 func TestMountedAt(t *testing.T) {

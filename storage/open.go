@@ -38,6 +38,10 @@ type Options struct {
 	// refused with ErrUnmounted, and nothing is written where the root's disk should be.
 	Marker bool
 
+	// Pin gives each leased image a name besides, PinRepository and its id as tag, by which CRI-O's pinned_images can
+	// know it. A lease without it is not complete, nor one that has it where Pin is not set.
+	Pin bool
+
 	// PullConcurrency is how many transfers into the root may run at a time. 0 means any number.
 	PullConcurrency int
 	// StallTimeout ends a transfer for which the registry sends nothing for that long. 0 means DefaultStallTimeout.
@@ -75,6 +79,7 @@ const DefaultStallTimeout = 2 * time.Minute
 type Root struct {
 	name     string
 	store    cstorage.Store
+	pin      bool
 	marker   string // path of the marker file, empty for a root without
 	sys      types.SystemContext
 	insecure insecureRegistries
@@ -175,6 +180,7 @@ func Open(opt Options) (_ *Root, err error) {
 	r := &Root{
 		name:     opt.Name,
 		store:    store,
+		pin:      opt.Pin,
 		marker:   marker,
 		sys:      sys,
 		insecure: insecure,

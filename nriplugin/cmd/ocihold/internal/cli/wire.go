@@ -37,6 +37,7 @@ func openRoots(config conf.Config, crio *conf.CRIO, log logrus.FieldLogger) (*st
 		GraphRoot:          crio.Root,
 		RunRoot:            crio.RunRoot,
 		ImageStore:         crio.ImageStore,
+		Pin:                config.Volumes.Pin,
 		Driver:             crio.Driver,
 		DriverOptions:      crio.StorageOptions,
 		PullConcurrency:    config.Handlers[conf.DefaultHandler].PullConcurrency,
@@ -69,6 +70,7 @@ func handlerOptions(base storage.Options, h conf.Handler) storage.Options {
 	o.Driver, o.DriverOptions = h.Driver, h.Options
 	o.Platform, o.PullConcurrency = h.Platform, h.PullConcurrency
 	o.Marker = true
+	o.Pin = false // nothing but Ocihold removes from there
 	o.SignaturePolicy = cmp.Or(h.SignaturePolicy, base.SignaturePolicy)
 	o.AuthFile = cmp.Or(h.AuthFile, base.AuthFile)
 	o.RegistriesConf = cmp.Or(h.RegistriesConf, base.RegistriesConf)

@@ -1,0 +1,140 @@
+package integration
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/ocihold/ocihold/test/realnode"
+)
+
+// checkPinned returns an error unless CRI-O, asked itself, reports exactly the
+// images of ids and its pause image as pinned.
+func checkPinned(t testing.TB, n *realnode.Node, ids ...string) error {
+	t.Helper()
+	list, err := n.Images().ListImages(t.Context(), &cri.ListImagesRequest{})
+	require.NoError(t, err)
+	want := append([]string{}, ids...)
+	var got []string
+	for _, image := range list.GetImages() {
+		pin := "in-use.ocihold.dev/pin:" + image.GetId()
+		if slices.Contains(image.GetRepoTags(), n.Ref("pause:1")) {
+			continue
+		}
+		if image.GetPinned() {
+			got = append(got, image.GetId())
+		}
+		if has := slices.Contains(image.GetRepoTags(), pin); has != image.GetPinned() {
+			return fmt.Errorf("image %q is pinned: %t", image.GetRepoTags(), image.GetPinned())
+		}
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		return fmt.Errorf("pinned are %q, not %q", got, want)
+	}
+	return nil
+}
+
+// A kubelet that asks CRI-O for images is told which are in use, by a name that
+// nobody else sees.
+func TestPins(t *testing.T) {
+	settings := filepath.Join(t.TempDir(), "pin.toml")
+	require.NoError(t, os.WriteFile(settings, []byte("[volumes]\npin = true\n"), 0o600))
+	n := realnode.Boot(t, realnode.Options{OciholdConf: settings})
+	img, theirs := pushFiles(t, n, "pinned:1", 3, 5), pushFiles(t, n, "native:1", 2, 5)
+	unused := pushFiles(t, n, "unused:1", 1, 5)
+	pull := func(ref string) {
+		t.Helper()
+		_, err := n.Pull(t.Context(), ref)
+		require.NoError(t, err)
+	}
+	pinned := func(ids ...string) {
+		t.Helper()
+		await(t, func() error { return checkPinned(t, n, ids...) })
+	}
+	// prune is what an operator asks of CRI-O, past ocihold.
+	prune := func() {
+		t.Helper()
+		_, err := command(t, n, "crictl", "--image-endpoint", crioEndpoint(t, n), "rmi", "--prune")
+		require.NoError(t, err)
+	}
+	pull(theirs.ref)
+	pull(unused.ref)
+	require.NoError(t, checkPinned(t, n))
+	pod := runPod(t, n, realnode.PodSpec{Annotations: volumes(t, volume{Image: img.ref, MountPath: "/vol"})})
+	c := run(t, pod, realnode.ContainerSpec{Mounts: []*cri.Mount{native(theirs.ref, "/theirs", "")}})
+	pinned(img.id, theirs.id)
+	out, err := ociholdCommand(t, n, "check")
+	assert.NotContains(t, out, "pinned_images", err)
+
+	prune()
+	ids := imageIDs(t, n)
+	assert.NotContains(t, ids, unused.id)
+	assert.Subset(t, ids, []string{img.id, theirs.id})
+	require.NoError(t, checkPinned(t, n, img.id, theirs.id))
+
+	for _, ref := range []string{img.ref, theirs.ref} {
+		status, err := n.OciholdImages().ImageStatus(t.Context(), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: ref}})
+		require.NoError(t, err)
+		assert.Equal(t, []string{ref}, status.GetImage().GetRepoTags())
+	}
+	out, err = ociholdCommand(t, n, "images", "-o", "json")
+	require.NoError(t, err)
+	assert.NotContains(t, out, "in-use.ocihold.dev")
+
+	_, err = command(t, n, "podman", "untag", img.id, "in-use.ocihold.dev/pin:"+img.id)
+	require.NoError(t, err)
+	require.NoError(t, checkPinned(t, n, theirs.id))
+	wakeSettling(t, n)
+	pinned(img.id, theirs.id)
+
+	_, err = command(t, n, "podman", "rmi", "--force", theirs.id)
+	require.NoError(t, err)
+	wakeSettling(t, n)
+	pinned(img.id, theirs.id)
+	img.assertRead(t, c, "/vol")
+	theirs.assertRead(t, c, "/theirs")
+
+	// Switched off, the names go; and come again.
+	for _, pin := range []bool{false, true} {
+		require.NoError(t, n.Kill(t.Context(), realnode.Ocihold, syscall.SIGTERM))
+		dir := n.OciholdConf() + ".d"
+		require.NoError(t, os.MkdirAll(dir, 0o755))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "60-pin.toml"), fmt.Appendf(nil, "[volumes]\npin = %t\n", pin), 0o644))
+		require.NoError(t, n.Start(t.Context(), realnode.Ocihold))
+		if pin {
+			pinned(img.id, theirs.id)
+		} else {
+			pinned()
+		}
+	}
+
+	require.NoError(t, pod.Remove(t.Context()))
+	pinned()
+	await(t, func() error { return checkHeld(n) })
+	prune()
+	assert.NotContains(t, imageIDs(t, n), img.id)
+	assert.NotContains(t, imageIDs(t, n), theirs.id)
+	n.AssertClean(t)
+}
+
+// crioEndpoint is CRI-O's own socket, as crictl takes it.
+func crioEndpoint(t testing.TB, n *realnode.Node) string {
+	t.Helper()
+	for _, variable := range n.Env() {
+		if endpoint, ok := strings.CutPrefix(variable, "CONTAINER_RUNTIME_ENDPOINT="); ok {
+			return endpoint
+		}
+	}
+	require.Fail(t, "the node has no such socket")
+	return ""
+}
