@@ -8,13 +8,24 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/ocihold/ocihold/test/images"
+	"github.com/ocihold/ocihold/test/realkubelet"
 	"github.com/ocihold/ocihold/test/realnode"
 )
+
+// pinSettings is a file that has images in use pinned.
+func pinSettings(t testing.TB) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "pin.toml")
+	require.NoError(t, os.WriteFile(file, []byte("[volumes]\npin = true\n"), 0o600))
+	return file
+}
 
 // checkPinned returns an error unless CRI-O, asked itself, reports exactly the
 // images of ids and its pause image as pinned.
@@ -47,9 +58,7 @@ func checkPinned(t testing.TB, n *realnode.Node, ids ...string) error {
 // A kubelet that asks CRI-O for images is told which are in use, by a name that
 // nobody else sees.
 func TestPins(t *testing.T) {
-	settings := filepath.Join(t.TempDir(), "pin.toml")
-	require.NoError(t, os.WriteFile(settings, []byte("[volumes]\npin = true\n"), 0o600))
-	n := realnode.Boot(t, realnode.Options{OciholdConf: settings})
+	n := realnode.Boot(t, realnode.Options{OciholdConf: pinSettings(t)})
 	img, theirs := pushFiles(t, n, "pinned:1", 3, 5), pushFiles(t, n, "native:1", 2, 5)
 	unused := pushFiles(t, n, "unused:1", 1, 5)
 	pull := func(ref string) {
@@ -125,6 +134,49 @@ func TestPins(t *testing.T) {
 	assert.NotContains(t, imageIDs(t, n), img.id)
 	assert.NotContains(t, imageIDs(t, n), theirs.id)
 	n.AssertClean(t)
+}
+
+// TestKubeletCollectionAtCRIO has a kubelet that asks CRI-O for images collect
+// them: those go that nobody uses.
+func TestKubeletCollectionAtCRIO(t *testing.T) {
+	needKubelet(t)
+	d := newDiskAt(t, "ext4", "lib")
+	n := realnode.Boot(t, realnode.Options{Dir: d.node, OciholdConf: pinSettings(t)})
+	content := func(name string) []images.Entry { return []images.Entry{images.Big(name, 12<<20, uint64(len(name)))} }
+	app := push(t, n, "kubelet/app:1", busybox(t))
+	unused := push(t, n, "kubelet/unused:1", content("not used"))
+	img, theirs := pushFiles(t, n, "kubelet/volume:1", 2, 5), push(t, n, "kubelet/native:1", content("native"), []images.Entry{images.File("content", "it is here", 0o644)})
+	ids := map[string]string{}
+	for _, ref := range []string{app, unused, img.ref, theirs, n.BaseImage()} {
+		_, err := n.Pull(t.Context(), ref)
+		require.NoError(t, err)
+		status, err := n.Images().ImageStatus(t.Context(), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: ref}})
+		require.NoError(t, err)
+		ids[ref] = status.GetImage().GetId()
+	}
+	o := realkubelet.Options{Gates: map[string]bool{"ImageVolume": true}, CRIOImages: true}
+	k := realkubelet.Start(t, n, o)
+	for _, pod := range []realkubelet.Pod{
+		{Name: "volume", Image: app, PullPolicy: "Never", Annotations: volumes(t, volume{Image: img.ref, MountPath: "/v"})},
+		{Name: "native", Image: app, PullPolicy: "Never", Volume: theirs},
+	} {
+		k.Run(t, pod)
+		assertRuns(t, n, pod, k.AwaitContainer(t, pod.Name, 0))
+	}
+	await(t, func() error { return checkPinned(t, n, img.id, ids[theirs]) })
+	o.GCHigh, o.GCLow = 10, 1
+	assert.ElementsMatch(t, []string{ids[unused], ids[n.BaseImage()]}, collect(t, k, o),
+		"kubelet asks to remove what is not used, and nothing else")
+	assert.Subset(t, imageIDs(t, n), []string{img.id, ids[theirs], ids[app]})
+	require.NoError(t, checkPinned(t, n, img.id, ids[theirs]))
+
+	// What is let go can be collected. kubelet removes a pod's last traces once a
+	// minute.
+	k.Remove(t, "volume")
+	require.EventuallyWithT(t, func(check *assert.CollectT) {
+		assert.NoError(check, checkPinned(t, n, ids[theirs]))
+	}, 3*time.Minute, 200*time.Millisecond)
+	assert.Equal(t, []string{img.id}, collect(t, k, o))
 }
 
 // crioEndpoint is CRI-O's own socket, as crictl takes it.

@@ -39,6 +39,9 @@ type Options struct {
 	// GCHigh and GCLow are the marks of the image garbage collection in percent;
 	// without them there is none. Images may be collected however new they are.
 	GCHigh, GCLow int
+	// CRIOImages has kubelet ask CRI-O for images, and not ocihold. Restart does
+	// not change it.
+	CRIOImages bool
 }
 
 // Kubelet is a running kubelet.
@@ -57,8 +60,13 @@ func Start(t *testing.T, n *realnode.Node, o Options) *Kubelet {
 	t.Helper()
 	k := &Kubelet{node: n, dir: filepath.Join(n.Dir(), "kubelet")}
 	require.NoError(t, os.MkdirAll(k.manifests(), 0o755))
-	k.serve(t, k.socket("runtime"), filepath.Join(n.Dir(), "run", "crio.sock"))
-	k.serve(t, k.socket("images"), n.ImageSocket())
+	crio := filepath.Join(n.Dir(), "run", "crio.sock")
+	images := n.ImageSocket()
+	if o.CRIOImages {
+		images = crio
+	}
+	k.serve(t, k.socket("runtime"), crio)
+	k.serve(t, k.socket("images"), images)
 	k.write(t, "kubeconfig", kubeconfig(serveAPI(t, nodeName, realnode.Handlers)))
 	k.start(t, o)
 	t.Cleanup(func() {
