@@ -159,6 +159,13 @@ func testMarks(t *testing.T, n *realnode.Node) {
 			break // collected after the pull
 		}
 	}
+	var s unix.Statfs_t
+	require.NoError(t, unix.Statfs(root, &s))
+	one := 100 * float64(size+2<<20) / (float64(s.Blocks) * float64(s.Bsize))
+	slack := 0.0
+	if s.Type == unix.XFS_SUPER_MAGIC {
+		slack = one // it allocates ahead, which is measured with a layer, and takes that back
+	}
 	var left []string
 	await(t, func() error {
 		left = nil
@@ -168,16 +175,13 @@ func testMarks(t *testing.T, n *realnode.Node) {
 				left = append(left, id)
 			}
 		}
-		if len(left) == len(unused) || taken(t, root) > 50.5 {
+		if len(left) == len(unused) || taken(t, root) > 50.5+slack {
 			return fmt.Errorf("%d of %d unused images are there, %.0f%% taken", len(left), len(unused), taken(t, root))
 		}
 		return nil
 	})
 	t.Logf("%d of %d unused images went, %.1f%% are taken", len(unused)-len(left), len(unused), taken(t, root))
 	assert.Equal(t, unused[len(unused)-len(left):], left, "the least recently used went")
-	var s unix.Statfs_t
-	require.NoError(t, unix.Statfs(root, &s))
-	one := 100 * float64(size+2<<20) / (float64(s.Blocks) * float64(s.Bsize))
 	assert.Greater(t, taken(t, root), 50-one, "one less would not have done")
 
 	result := gc(t, n, "--dry-run")

@@ -60,7 +60,7 @@ func imagesSeen(t testing.TB, n *realnode.Node) []string {
 // pullFiles are the files of pulls under way.
 func pullFiles(t testing.TB, n *realnode.Node) []string {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(n.Dir(), "tmp", "ocihold", "downloads", "*"))
+	files, err := filepath.Glob(filepath.Join(n.Dir(), "tmp", "ocihold", "downloads", "*", "*"))
 	require.NoError(t, err)
 	return files
 }
