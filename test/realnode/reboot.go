@@ -1,0 +1,34 @@
+package realnode
+
+import (
+	"context"
+	"errors"
+	"os"
+)
+
+// Reboot ends the node as a loss of power does: every process at once, and with
+// them mounts, cgroups and what is below run, which is a tmpfs on a node. Then
+// it starts the programs again.
+func (n *Node) Reboot(ctx context.Context) error {
+	n.Close()
+	n.conn, n.images = nil, nil
+	sweep, cancel := context.WithTimeout(ctx, sweepLimit)
+	defer cancel()
+	if err := n.paths.endProcesses(sweep); err != nil {
+		return err
+	}
+	if err := errors.Join(n.paths.unmountAll(), n.paths.removeCgroups(sweep), os.RemoveAll(n.paths.in("run"))); err != nil {
+		return err
+	}
+	for _, d := range n.paths.dirs() {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return err
+		}
+	}
+	for _, name := range []string{Proxy, Registry, CRIO, Ocihold} {
+		if err := n.Start(ctx, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
