@@ -20,9 +20,10 @@ type Lease struct {
 	// ImageID is the image it holds.
 	ImageID string
 	// Complete says that the image is there with both the record and the child layer, and a pin where there are to be
-	// pins. An incomplete lease is made
-	// whole by Lease while the image is there, and cleared away by Release.
+	// pins. An incomplete lease is made whole by Lease while the image is there, and cleared away by Release.
 	Complete bool
+	// Pinned says that the image has its pin (PinRepository).
+	Pinned bool
 }
 
 const (
@@ -303,6 +304,7 @@ func (r *Root) Leases(ctx context.Context) ([]Lease, error) {
 		leases = append(leases, Lease{
 			ImageID:  imageID,
 			Complete: hasImage && records[imageID] && childrenOf[imageID] == top && pinned[imageID] == r.pin,
+			Pinned:   pinned[imageID],
 		})
 	}
 	slices.SortFunc(leases, func(a, b Lease) int { return cmp.Compare(a.ImageID, b.ImageID) })

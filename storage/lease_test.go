@@ -97,7 +97,8 @@ func TestPin(t *testing.T) {
 	}
 	whole := func(complete bool) {
 		t.Helper()
-		assert.Equal(t, []Lease{{ImageID: image.ID, Complete: complete}}, leases(t, root))
+		hasPin := slices.Contains(names(), "in-use.ocihold.dev/pin:"+image.ID)
+		assert.Equal(t, []Lease{{ImageID: image.ID, Complete: complete, Pinned: hasPin}}, leases(t, root))
 	}
 	reopen := func(pin bool) {
 		t.Helper()

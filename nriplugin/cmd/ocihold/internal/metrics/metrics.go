@@ -37,10 +37,10 @@ var _ Roots = (*storage.Roots)(nil)
 
 // Metrics are the metrics of roots.
 type Metrics struct {
-	roots                 Roots
-	log                   logrus.FieldLogger
-	registry              *prometheus.Registry
-	images, bytes, leases *prometheus.GaugeVec
+	roots                       Roots
+	log                         logrus.FieldLogger
+	registry                    *prometheus.Registry
+	images, bytes, leases, pins *prometheus.GaugeVec
 }
 
 // New returns metrics, which have nothing of what is to be looked at before Run.
@@ -53,8 +53,9 @@ func New(roots Roots, log logrus.FieldLogger) *Metrics {
 		images: gauge("ocihold_images", "Images in the root of the handler."),
 		bytes:  gauge("ocihold_image_bytes", "Bytes on disk of the images in the root of the handler, each layer counted once."),
 		leases: gauge("ocihold_leases", "Images in the root of the handler that are held for volumes."),
+		pins:   gauge("ocihold_pins", "Images in the root of the handler that are pinned for a kubelet that asks CRI-O."),
 	}
-	m.registry.MustRegister(m.images, m.bytes, m.leases, collectors.NewGoCollector(),
+	m.registry.MustRegister(m.images, m.bytes, m.leases, m.pins, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	for _, handler := range roots.Names() {
 		m.count(handler)
@@ -122,7 +123,7 @@ func (m *Metrics) watch(ctx context.Context, handler string) {
 func (m *Metrics) look(ctx context.Context, handler string) (err error) {
 	defer func() {
 		if err != nil {
-			for _, gauge := range []*prometheus.GaugeVec{m.images, m.bytes, m.leases} {
+			for _, gauge := range []*prometheus.GaugeVec{m.images, m.bytes, m.leases, m.pins} {
 				gauge.DeleteLabelValues(handler)
 			}
 		}
@@ -147,6 +148,13 @@ func (m *Metrics) look(ctx context.Context, handler string) (err error) {
 	}
 	m.images.WithLabelValues(handler).Set(float64(len(images) + len(errs)))
 	m.leases.WithLabelValues(handler).Set(float64(len(leases)))
+	pins := 0
+	for _, lease := range leases {
+		if lease.Pinned {
+			pins++
+		}
+	}
+	m.pins.WithLabelValues(handler).Set(float64(pins))
 	m.bytes.WithLabelValues(handler).Set(float64(usage.Bytes))
 	return nil
 }

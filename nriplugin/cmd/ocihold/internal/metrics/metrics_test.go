@@ -44,7 +44,9 @@ func newRoots(t *testing.T, log logrus.FieldLogger) *storage.Roots {
 		}
 	}
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "policy.json"), []byte(`{"default":[{"type":"insecureAcceptAnything"}]}`), 0o600))
-	roots, err := storage.OpenRoots(options("default"), []storage.Options{options("vm")})
+	base := options("default")
+	base.Pin = true
+	roots, err := storage.OpenRoots(base, []storage.Options{options("vm")})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, roots.Close()) })
 	return roots
@@ -112,6 +114,16 @@ func TestMetrics(t *testing.T) {
 	problems, err := testutil.GatherAndLint(m.registry)
 	require.NoError(t, err)
 	assert.Empty(t, problems)
+
+	base, err := roots.Handler("default")
+	require.NoError(t, err)
+	image, err = base.Pull(ctx, ref, storage.PullOptions{})
+	require.NoError(t, err)
+	require.NoError(t, base.Lease(ctx, image.ID))
+	for _, handler := range roots.Names() {
+		require.NoError(t, m.look(ctx, handler))
+	}
+	requireServed(t, m, `ocihold_pins{handler="default"} 1`, `ocihold_pins{handler="vm"} 0`)
 
 	// A root that cannot be read has no figures.
 	require.NoError(t, roots.Close())
