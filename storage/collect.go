@@ -136,7 +136,7 @@ func (r *Roots) collectImages(ctx context.Context, root *Root, opt CollectOption
 	var gone []GCImage
 	for {
 		now := root.now()
-		chosen := s.choose(opt.GCPolicy, need, now, r.pullingSince(now))
+		chosen := s.choose(opt.GCPolicy, need, now, r.pullingSince(now, opt.MinAge))
 		next := slices.IndexFunc(chosen, func(i GCImage) bool { return i.Goes })
 		if !asked && next >= 0 {
 			asked = true
@@ -317,11 +317,12 @@ func (s *shelf) ask(ctx context.Context, users func(context.Context) (func(strin
 	return nil
 }
 
-// pullingSince returns when the oldest pull under way has begun, now where there is none.
-func (r *Roots) pullingSince(now time.Time) time.Time {
+// pullingSince returns when the oldest pull has begun that is under way, or has ended within grace, so that the pod that
+// waited for it may still be about to use what it pulled before; now where there is none.
+func (r *Roots) pullingSince(now time.Time, grace time.Duration) time.Time {
 	since := now
 	for _, root := range r.inMemory() {
-		if began, ok := root.pulls.oldest(); ok && began.Before(since) {
+		if began, ok := root.pulls.oldest(now, grace); ok && began.Before(since) {
 			since = began
 		}
 	}

@@ -271,11 +271,20 @@ func TestCollectDuringLongPull(t *testing.T) {
 	<-arrived
 	node.root(t, "vm").now = func() time.Time { return time.Now().Add(time.Hour) }
 	images := node.collect(t, all())
-	assert.Equal(t, "a pull is under way that its pod may wait for", images[first.ID].Why)
+	assert.Equal(t, "its pod may wait for a pull, or just have done so", images[first.ID].Why)
 	assert.True(t, images[old.ID].Goes)
 	close(goOn)
 	require.NoError(t, <-pulled)
-	assert.True(t, node.collect(t, all())[first.ID].Goes, "then it is too old")
+	require.True(t, node.collect(t, all())[first.ID].Goes, "then it is too old")
+
+	// After its end the pod may be about to use what it has.
+	node.root(t, "vm").now = time.Now
+	again := node.pullSized(t, reg, "first:1", 10*time.Minute, 1)
+	now := time.Now()
+	wasm.pulls.ended = []span{{now.Add(-10*time.Minute + 30*time.Second), now.Add(-30 * time.Second)}}
+	assert.Equal(t, "its pod may wait for a pull, or just have done so", node.collect(t, all())[again.ID].Why)
+	wasm.pulls.ended[0].ended = now.Add(-2 * time.Minute)
+	assert.True(t, node.collect(t, all())[again.ID].Goes)
 }
 
 func TestCollectRests(t *testing.T) {

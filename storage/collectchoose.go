@@ -17,8 +17,8 @@ type GCPolicy struct {
 	// MaxBytes is what the root's images may take; 0 is no limit of their own. A root on the file system of CRI-O's own
 	// has no marks then: kubelet counts its bytes and has its own.
 	MaxBytes int64
-	// MinAge is how long an image stays after its last use. The time of a pull does not count: a pod may wait for it
-	// before it uses the images that it has.
+	// MinAge is how long an image stays after its last use. The time of a pull that began by then does not count, nor does
+	// as long again after its end: a pod may have waited for it before it uses the images that it has.
 	MinAge time.Duration
 	// MaxAge is after how long without use an image goes in any case; 0 is never.
 	MaxAge time.Duration
@@ -71,7 +71,7 @@ func (s *shelf) choose(policy GCPolicy, need uint64, now, pulling time.Time) []G
 		case age < policy.MinAge:
 			image.Why = "used within gc_min_age, " + units.HumanDuration(policy.MinAge)
 		case pulling.Sub(image.LastUsed) < policy.MinAge:
-			image.Why = "a pull is under way that its pod may wait for"
+			image.Why = "its pod may wait for a pull, or just have done so"
 		case policy.MaxAge > 0 && age > policy.MaxAge:
 			image.Goes, image.Why = true, "not used for gc_max_age, "+units.HumanDuration(policy.MaxAge)
 		case freed < need:

@@ -60,7 +60,7 @@ func TestChoose(t *testing.T) {
 			images: []shelved{image("a", 61*time.Minute, "1"), image("b", 62*time.Minute, "2"), image("c", time.Minute, "3")},
 			need:   30, pulling: time.Hour,
 			want: []string{
-				"b goes 10: " + low, "a stays 0: a pull is under way that its pod may wait for", "c stays 0: used within gc_min_age, 2 minutes",
+				"b goes 10: " + low, "a stays 0: its pod may wait for a pull, or just have done so", "c stays 0: used within gc_min_age, 2 minutes",
 			},
 		},
 		"too old goes though there is room": {

@@ -68,7 +68,7 @@ func (r *Root) collectLayer(id string) (gone bool, err error) {
 // rests are the layers that nothing has, children before their parents: what was left of pulls that ended midway, and
 // is old. While a pull is under way there are none: it may be about to use them.
 func (r *Root) rests(all cstorage.MultiListResult) (rests []string) {
-	if _, pulling := r.pulls.oldest(); pulling {
+	if !r.pulls.idle() {
 		return nil
 	}
 	t := treeOf(all)

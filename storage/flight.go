@@ -16,9 +16,15 @@ var errAbandoned = errors.New("no one waits for the pull any more")
 type flights struct {
 	mu      sync.Mutex
 	running map[string]*flight
+	ended   []span // those that have ended within endedKept
 	closed  bool
 	wg      sync.WaitGroup
 }
+
+// endedKept is how long it is known of a transfer when it was.
+const endedKept = time.Hour
+
+type span struct{ began, ended time.Time }
 
 // flight is one transfer. waiters, last and abandoned are guarded by flights.mu; image and err are set before done is
 // closed.
@@ -96,6 +102,7 @@ func (f *flights) join(ctx context.Context, key string, w *waiter, fn transfer) 
 		fl.image, fl.err = image, err
 		f.mu.Lock()
 		delete(f.running, key)
+		f.noteEnd(fl.began, time.Now())
 		f.mu.Unlock()
 		close(fl.done)
 	})
@@ -150,13 +157,28 @@ func (f *flights) transferring(name string) bool {
 	return false
 }
 
-// oldest returns when the oldest of the transfers under way has begun, and whether there is one.
-func (f *flights) oldest() (began time.Time, ok bool) {
+// noteEnd is called with mu held.
+func (f *flights) noteEnd(began, now time.Time) {
+	f.ended = slices.DeleteFunc(f.ended, func(s span) bool { return now.Sub(s.ended) > endedKept })
+	f.ended = append(f.ended, span{began, now})
+}
+
+// oldest returns when the oldest of the transfers has begun that are under way or have ended within grace before now, at
+// most endedKept, and whether there is one.
+func (f *flights) oldest(now time.Time, grace time.Duration) (began time.Time, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	consider := func(t time.Time) {
+		if !ok || t.Before(began) {
+			began, ok = t, true
+		}
+	}
 	for _, fl := range f.running {
-		if !ok || fl.began.Before(began) {
-			began, ok = fl.began, true
+		consider(fl.began)
+	}
+	for _, s := range f.ended {
+		if now.Sub(s.ended) < grace {
+			consider(s.began)
 		}
 	}
 	return began, ok

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -161,4 +162,29 @@ func TestWaiterThatLeftIsToldNothing(t *testing.T) {
 	w.leave()
 	w.deliver(Progress{Done: 2})
 	assert.Equal(t, []Progress{{Done: 1}}, got)
+}
+
+func TestOldest(t *testing.T) {
+	var f flights
+	_, ok := f.oldest(time.Now(), time.Hour)
+	assert.False(t, ok)
+	before := time.Now()
+	_, err := f.do(t.Context(), "one", nil, func(context.Context, func(Progress)) (Image, error) { return Image{}, nil })
+	require.NoError(t, err)
+	began, ok := f.oldest(time.Now(), time.Hour)
+	assert.True(t, ok, "it has just ended")
+	assert.False(t, began.Before(before))
+	_, ok = f.oldest(time.Now(), 0)
+	assert.False(t, ok)
+	_, err = f.do(t.Context(), "two", nil, func(context.Context, func(Progress)) (Image, error) {
+		running, ok := f.oldest(time.Now(), 0)
+		assert.True(t, ok)
+		assert.False(t, running.Before(began))
+		all, _ := f.oldest(time.Now(), time.Hour)
+		assert.Equal(t, began, all)
+		return Image{}, nil
+	})
+	require.NoError(t, err)
+	f.noteEnd(before, time.Now().Add(2*endedKept))
+	assert.Len(t, f.ended, 1, "what ended long ago is forgotten")
 }
