@@ -27,7 +27,7 @@ func TestRemovalOfAMountedImage(t *testing.T) {
 	require.NoError(t, err)
 	before := mountsOf(t, info.PID)
 
-	names := strings.NewReplacer("REF", img.ref, "ID", img.id, "SHORT", img.id[:12])
+	names := strings.NewReplacer("REF", img.ref, "ID", img.id, "SHORT", img.id[:12], "DIR", t.TempDir())
 	for _, removal := range []struct {
 		command string
 		refused bool // and not just left alone
@@ -42,6 +42,7 @@ func TestRemovalOfAMountedImage(t *testing.T) {
 		{command: "podman rmi ID", refused: true},
 		{command: "podman rmi --all", refused: true, unused: true},
 		{command: "podman image prune --all --force", unused: true},
+		{command: "podman --network-config-dir DIR system prune --all --force", unused: true},
 		{command: "podman container prune --force"},
 		{command: "buildah rmi REF", refused: true},
 		{command: "buildah rmi ID", refused: true},
