@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -254,15 +253,7 @@ func TestCollectDuringLongPull(t *testing.T) {
 	first := node.pullSized(t, reg, "first:1", 0, 1)
 	old := node.pullSized(t, reg, "old:1", 3*time.Hour, 2)
 	reg.push(t, "second:1", imageOf(t, "second"))
-	arrived, goOn := make(chan struct{}, 1), make(chan struct{})
-	reg.setFault(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
-		select {
-		case arrived <- struct{}{}:
-			<-goOn
-		default:
-		}
-		next.ServeHTTP(w, r)
-	})
+	arrived, goOn := reg.stallFirst()
 	pulled, wasm := make(chan error, 1), node.root(t, "wasm")
 	go func() {
 		_, err := wasm.Pull(t.Context(), reg.host+"/second:1", PullOptions{})
@@ -347,15 +338,7 @@ func TestCollectRests(t *testing.T) {
 	// Of an incomplete pull the next one takes up what is there.
 	rests := layer("")
 	reg.push(t, "b:1", imageOf(t, "b"))
-	arrived, goOn := make(chan struct{}, 1), make(chan struct{})
-	reg.setFault(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
-		select {
-		case arrived <- struct{}{}:
-			<-goOn
-		default:
-		}
-		next.ServeHTTP(w, r)
-	})
+	arrived, goOn := reg.stallFirst()
 	pulled := make(chan error, 1)
 	go func() {
 		_, err := root.Pull(t.Context(), reg.host+"/b:1", PullOptions{})

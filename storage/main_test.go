@@ -148,6 +148,21 @@ func (r *testRegistry) setFault(fault func(w http.ResponseWriter, req *http.Requ
 	r.fault = fault
 }
 
+// stallFirst makes the registry hold its first answer back from now on: arrived receives when it is asked for it, closing
+// goOn lets it answer.
+func (r *testRegistry) stallFirst() (arrived <-chan struct{}, goOn chan<- struct{}) {
+	asked, release := make(chan struct{}, 1), make(chan struct{})
+	r.setFault(func(w http.ResponseWriter, req *http.Request, next http.Handler) {
+		select {
+		case asked <- struct{}{}:
+			<-release
+		default:
+		}
+		next.ServeHTTP(w, req)
+	})
+	return asked, release
+}
+
 // take returns the requests since the last call, without pings.
 func (r *testRegistry) take() []string {
 	r.mu.Lock()
