@@ -1,10 +1,8 @@
 package cli
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/docker/go-units"
@@ -64,7 +62,6 @@ func (a *app) gcCommand() *cobra.Command {
 
 // showCollection writes one root's collection for people.
 func (a *app) showCollection(c storage.Collection) error {
-	size := func(bytes uint64) string { return units.HumanSize(float64(bytes)) }
 	filled := "on the disk of CRI-O's root, whose marks are kubelet's"
 	if c.Capacity > 0 {
 		filled = fmt.Sprintf("%s of %s (%d%%) taken", size(c.Before), size(c.Capacity), 100*c.Before/c.Capacity)
@@ -82,7 +79,7 @@ func (a *app) showCollection(c storage.Collection) error {
 			}
 		}
 		rows = append(rows, []string{
-			cmp.Or(strings.Join(image.Names, ", "), "<none>"), short(image.ID), size(image.Bytes),
+			allNames(image.Names), short(image.ID), size(image.Bytes),
 			units.HumanDuration(time.Since(image.LastUsed)), action, image.Why,
 		})
 	}

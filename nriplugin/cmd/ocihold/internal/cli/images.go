@@ -44,7 +44,7 @@ func (a *app) imagesCommand() *cobra.Command {
 			rows := [][]string{{"IMAGE", "IMAGE ID", "HANDLER", "SIZE", "LEASED"}}
 			for _, image := range list.Images {
 				rows = append(rows, []string{
-					cmp.Or(strings.Join(image.Names, ", "), "<none>"), short(image.ID), strings.Join(image.Handlers, ", "),
+					allNames(image.Names), short(image.ID), strings.Join(image.Handlers, ", "),
 					units.HumanSize(float64(image.Size)), fmt.Sprint(image.Leased),
 				})
 			}
@@ -53,3 +53,5 @@ func (a *app) imagesCommand() *cobra.Command {
 	}
 	return cmd
 }
+
+func allNames(names []string) string { return cmp.Or(strings.Join(names, ", "), "<none>") }
