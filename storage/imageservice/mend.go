@@ -3,9 +3,6 @@ package imageservice
 import (
 	"context"
 	"errors"
-	"fmt"
-
-	"github.com/ocihold/ocihold/storage"
 )
 
 // Mend gives CRI-O's own root all the layers of an image there that leans on handlers' roots, as storage.Roots.Mend
@@ -13,7 +10,7 @@ import (
 func (s *Service) Mend(ctx context.Context, imageID string) error {
 	return s.roots.Mend(ctx, imageID, func(id string) ([]string, error) {
 		// Anew each time: what is copied meanwhile may be large.
-		users, err := users(ctx, s.crio)
+		users, err := s.Users(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -21,23 +18,7 @@ func (s *Service) Mend(ctx context.Context, imageID string) error {
 	})
 }
 
-// PullInto pulls into a root, by its name. Where images that CRI-O has pulled lean, and the pull needs one of their
-// layers, these images are mended first; it returns storage.ErrLeans with who uses them where they cannot be.
-func (s *Service) PullInto(ctx context.Context, name, ref string, opt storage.PullOptions) (storage.Image, error) {
-	root, err := s.writable(ctx, name)
-	if err != nil {
-		return storage.Image{}, fmt.Errorf("pull %q: %w", ref, err)
-	}
-	image, err := root.Pull(ctx, ref, opt)
-	if !errors.Is(err, storage.ErrLeans) {
-		return image, err
-	}
-	if mendErr := s.mendAll(ctx); mendErr != nil {
-		return storage.Image{}, fmt.Errorf("%w: %w", err, mendErr)
-	}
-	return root.Pull(ctx, ref, opt)
-}
-
+// mendAll mends every image that leans. It returns an error where one cannot be.
 func (s *Service) mendAll(ctx context.Context) error {
 	leans, err := s.roots.Leaning(ctx)
 	for _, lean := range leans {

@@ -98,6 +98,23 @@ func (s *Service) Pull(ctx context.Context, handler, ref string, opt storage.Pul
 	return s.PullInto(ctx, chosen.root(), ref, opt)
 }
 
+// PullInto pulls into a root, by its name. Where images that CRI-O has pulled lean, and the pull needs one of their
+// layers, these images are mended first; it returns storage.ErrLeans with who uses them where they cannot be.
+func (s *Service) PullInto(ctx context.Context, name, ref string, opt storage.PullOptions) (storage.Image, error) {
+	root, err := s.writable(ctx, name)
+	if err != nil {
+		return storage.Image{}, fmt.Errorf("pull %q: %w", ref, err)
+	}
+	image, err := root.Pull(ctx, ref, opt)
+	if !errors.Is(err, storage.ErrLeans) {
+		return image, err
+	}
+	if mendErr := s.mendAll(ctx); mendErr != nil {
+		return storage.Image{}, fmt.Errorf("%w: %w", err, mendErr)
+	}
+	return root.Pull(ctx, ref, opt)
+}
+
 // Import imports from a file or directory into the root of a handler, or, where handler is empty, into CRI-O's own.
 func (s *Service) Import(ctx context.Context, handler, from string, opt storage.ImportOptions) (storage.Image, error) {
 	chosen, err := s.chooser.known(cmp.Or(handler, DefaultRoot))

@@ -56,7 +56,7 @@ func (s *Service) Remove(ctx context.Context, handler, ref string) error {
 }
 
 func (s *Service) removeFrom(ctx context.Context, root, ref string) error {
-	users, err := users(ctx, s.crio)
+	users, err := s.Users(ctx)
 	if err != nil {
 		return fmt.Errorf("remove %q: %w", ref, err)
 	}

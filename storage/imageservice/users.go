@@ -4,25 +4,18 @@ import (
 	"context"
 	"fmt"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Users asks CRI-O for its containers and returns what tells which of them use an image, as their root file system or as an
-// image volume. It returns an error where CRI-O does not answer.
+// Users asks CRI-O for its containers and returns what tells, without asking again, which of them use an image: as their
+// root file system or as an image volume. It returns an error where CRI-O does not answer.
 func (s *Service) Users(ctx context.Context) (func(imageID string) ([]string, error), error) {
-	return users(ctx, s.crio)
-}
-
-// users asks CRI-O for its containers, at the other end of conn, and returns what tells, without asking again, which of
-// them use an image: as their root file system or as an image volume. It returns an error where CRI-O does not answer.
-func users(ctx context.Context, conn *grpc.ClientConn) (func(imageID string) ([]string, error), error) {
-	runtime := cri.NewRuntimeServiceClient(conn)
+	runtime := cri.NewRuntimeServiceClient(s.crio)
 	list, err := runtime.ListContainers(ctx, &cri.ListContainersRequest{})
 	if err != nil {
-		return nil, fmt.Errorf("ask who uses it: %w", fromCRIO(conn, err))
+		return nil, fmt.Errorf("ask who uses it: %w", fromCRIO(s.crio, err))
 	}
 	found := make(map[string][]string)
 	for _, c := range list.GetContainers() {
@@ -33,7 +26,7 @@ func users(ctx context.Context, conn *grpc.ClientConn) (func(imageID string) ([]
 		case status.Code(err) == codes.NotFound:
 			continue // removed meanwhile
 		case err != nil:
-			return nil, fmt.Errorf("ask what container %s uses: %w", c.GetId(), fromCRIO(conn, err))
+			return nil, fmt.Errorf("ask what container %s uses: %w", c.GetId(), fromCRIO(s.crio, err))
 		}
 		for _, m := range detail.GetStatus().GetMounts() {
 			used[m.GetImage().GetImage()] = struct{}{}
