@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"time"
 
 	"github.com/docker/go-units"
 	"github.com/sirupsen/logrus"
 	cstorage "go.podman.io/storage"
+	"go.podman.io/storage/pkg/system"
 	"golang.org/x/sys/unix"
 )
 
@@ -90,7 +90,11 @@ func (r *Roots) collect(ctx context.Context, handler string, opt CollectOptions)
 	if err := root.usable(ctx); err != nil {
 		return Collection{}, err
 	}
-	if err := r.markContainers(ctx, root); err != nil {
+	crio, err := r.crioUses(root)
+	if err == nil {
+		err = r.markContainers(ctx, root, crio.containers)
+	}
+	if err != nil {
 		return Collection{}, fmt.Errorf("note which images are used: %w", err)
 	}
 	c := &Collection{Handler: handler, Root: root.store.GraphRoot(), DryRun: opt.DryRun, Layers: []GCLayer{}}
@@ -110,7 +114,7 @@ func (r *Roots) collect(ctx context.Context, handler string, opt CollectOptions)
 	} else {
 		c.Before += c.Freed
 	}
-	s, err := r.shelf(root, opt.GCPolicy, bytes, c)
+	s, err := r.shelf(root, opt.GCPolicy, bytes, crio, c)
 	if err == nil {
 		err = r.collectImages(ctx, root, opt, s, need, c)
 	}
@@ -118,8 +122,9 @@ func (r *Roots) collect(ctx context.Context, handler string, opt CollectOptions)
 		return Collection{}, err
 	}
 	if c.Freed > 0 && !c.DryRun {
-		if err := root.settle(); err != nil {
-			return Collection{}, err
+		// It may free behind the scenes what it is told to.
+		if err := system.Syncfs(root.imageHome()); err != nil {
+			return Collection{}, fmt.Errorf("sync %s: %w", root.imageHome(), err)
 		}
 	}
 	if _, c.After, err = r.filled(ctx, root, opt.MaxBytes); err != nil {
@@ -181,8 +186,11 @@ func (r *Roots) collectImage(ctx context.Context, root *Root, image shelved) err
 	if users := r.pullsOf(image.Names); len(users) > 0 {
 		return inUseBy(users)
 	}
-	layers := root.chain(image.ID)
-	err := withRoom([]*Root{root}, func() error {
+	layers, err := root.chain(image.ID)
+	if err != nil {
+		return err
+	}
+	err = withRoom([]*Root{root}, func() error {
 		return r.crio.locked(func(state *crioState) error {
 			if err := state.unused(image.ID, []*Root{root}); err != nil {
 				return err
@@ -210,8 +218,24 @@ func (r *Roots) collectImage(ctx context.Context, root *Root, image shelved) err
 	return err
 }
 
-// markContainers notes the use of the images that containers are made from, leases among them.
-func (r *Roots) markContainers(ctx context.Context, root *Root) error {
+// crioUse is what CRI-O's own root has of a handler's.
+type crioUse struct {
+	crioState
+	leaned map[string]bool
+}
+
+func (r *Roots) crioUses(root *Root) (use crioUse, err error) {
+	err = r.crio.locked(func(state *crioState) (err error) {
+		use.crioState = *state
+		use.leaned, err = state.leanedOn(root)
+		return err
+	})
+	return use, err
+}
+
+// markContainers notes the use of the images that containers of the root and of CRI-O's own are made from, leases among
+// them.
+func (r *Roots) markContainers(ctx context.Context, root *Root, crios []containerRecord) error {
 	containers, err := root.store.Containers()
 	if err != nil {
 		return err
@@ -220,14 +244,8 @@ func (r *Roots) markContainers(ctx context.Context, root *Root) error {
 	for i := range containers {
 		used[containers[i].ImageID] = true
 	}
-	err = r.crio.locked(func(state *crioState) error {
-		for _, c := range state.containers {
-			used[c.ImageID] = true
-		}
-		return nil
-	})
-	if err != nil {
-		return err
+	for _, c := range crios {
+		used[c.ImageID] = true
 	}
 	for id := range used {
 		if _, err := root.resolveID(id); err != nil {
@@ -241,7 +259,7 @@ func (r *Roots) markContainers(ctx context.Context, root *Root) error {
 }
 
 // shelf reads the images of the root, and what keeps each from being collected.
-func (r *Roots) shelf(root *Root, policy GCPolicy, bytes map[string]uint64, c *Collection) (*shelf, error) {
+func (r *Roots) shelf(root *Root, policy GCPolicy, bytes map[string]uint64, crio crioUse, c *Collection) (*shelf, error) {
 	all, err := root.store.MultiList(cstorage.MultiListOptions{Images: true, Layers: true, Containers: true})
 	if err != nil {
 		return nil, err
@@ -252,19 +270,8 @@ func (r *Roots) shelf(root *Root, policy GCPolicy, bytes map[string]uint64, c *C
 			own[all.Containers[i].ImageID] = append(own[all.Containers[i].ImageID], "container "+nameOr(all.Containers[i].Names, all.Containers[i].ID)+" of the root")
 		}
 	}
-	var crios crioState
-	var leaned map[string]bool
-	err = r.crio.locked(func(state *crioState) error {
-		crios = *state
-		leaned, err = state.leanedOn(root)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-
 	t := treeOf(all)
-	s := &shelf{bytes: bytes, uses: t.uses(leaned)}
+	s := &shelf{bytes: bytes, uses: t.uses(crio.leaned)}
 	images, bad := root.readImages(all)
 	for _, err := range bad {
 		if !errors.Is(err, ErrBadRecord) {
@@ -283,13 +290,13 @@ func (r *Roots) shelf(root *Root, policy GCPolicy, bytes map[string]uint64, c *C
 		for _, layer := range layers {
 			on.Bytes += bytes[layer]
 		}
-		users := slices.Concat(own[image.ID], crios.containersOf(image.ID), r.pullsOf(image.Names))
+		users := slices.Concat(own[image.ID], crio.containersOf(image.ID), r.pullsOf(image.Names))
 		switch {
 		case image.Leased:
 			on.stays = "leased for a volume"
 		case len(users) > 0:
 			on.stays = inUseBy(users).Error()
-		case slices.ContainsFunc(t.tops[image.ID], func(layer string) bool { return leaned[layer] }):
+		case slices.ContainsFunc(t.tops[image.ID], func(layer string) bool { return crio.leaned[layer] }):
 			on.stays = "CRI-O's root needs its layers"
 		case policy.Pinned != nil && policy.Pinned(image):
 			on.stays = "pinned"
@@ -346,18 +353,6 @@ func (r *Roots) filled(ctx context.Context, root *Root, maxBytes int64) (capacit
 	block := uint64(fs.Bsize) //nolint:gosec // never negative
 	// As kubelet counts: what is kept for root counts as taken.
 	return fs.Blocks * block, (fs.Blocks - min(fs.Blocks, fs.Bavail)) * block, nil
-}
-
-// settle has the file system be done with what it frees behind the scenes.
-func (r *Root) settle() error {
-	home, err := os.Open(r.imageHome())
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(unix.Syncfs(int(home.Fd())), home.Close()); err != nil {
-		return fmt.Errorf("sync %s: %w", r.imageHome(), err)
-	}
-	return nil
 }
 
 // toFree returns how many bytes have to go.

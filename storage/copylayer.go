@@ -133,15 +133,26 @@ func (r *Root) duplicate(record *cstorage.Image, id string, names []string, topL
 		BigData:      more,
 	}
 	apart := func(key string) bool { return key == mendsKey || key == cstorage.ImageDigestBigDataKey }
-	for _, key := range append(slices.DeleteFunc(slices.Clone(record.BigDataNames), apart), cstorage.ImageDigestBigDataKey) {
-		data, err := r.store.ImageBigData(record.ID, key)
-		if err != nil {
-			return fmt.Errorf("read %s of image %s: %w", key, record.ID, err)
-		}
-		options.BigData = append(options.BigData, cstorage.ImageBigDataOption{Key: key, Data: data, Digest: record.BigDataDigests[key]})
+	items, err := r.bigData(record, append(slices.DeleteFunc(slices.Clone(record.BigDataNames), apart), cstorage.ImageDigestBigDataKey))
+	if err != nil {
+		return err
 	}
+	options.BigData = append(options.BigData, items...)
 	if _, err := r.store.CreateImage(id, names, topLayer, record.Metadata, options); err != nil {
 		return fmt.Errorf("record image %s: %w", id, err)
 	}
 	return nil
+}
+
+// bigData reads what is kept with an image under the keys, in their order.
+func (r *Root) bigData(record *cstorage.Image, keys []string) ([]cstorage.ImageBigDataOption, error) {
+	items := make([]cstorage.ImageBigDataOption, 0, len(keys))
+	for _, key := range keys {
+		data, err := r.store.ImageBigData(record.ID, key)
+		if err != nil {
+			return nil, fmt.Errorf("read %s of image %s: %w", key, record.ID, err)
+		}
+		items = append(items, cstorage.ImageBigDataOption{Key: key, Data: data, Digest: record.BigDataDigests[key]})
+	}
+	return items, nil
 }

@@ -31,11 +31,11 @@ type keptImage struct {
 	Items    []keptItem    `json:"items"`
 }
 
-// keptItem is a piece of the image's big data, such as its manifest or its config.
+// keptItem is a piece of the image's big data, such as its manifest or its config: a cstorage.ImageBigDataOption.
 type keptItem struct {
-	Key     string        `json:"key"`
-	Content []byte        `json:"content"`
-	Digest  digest.Digest `json:"digest"`
+	Key    string        `json:"key"`
+	Data   []byte        `json:"content"`
+	Digest digest.Digest `json:"digest"`
 }
 
 // keepRecord copies the image's record to the child layer, where it is not kept yet.
@@ -48,12 +48,12 @@ func (r *Root) keepRecord(record *cstorage.Image, child string) error {
 	kept := keptImage{
 		Version: keptVersion, Names: record.Names, Digest: record.Digest, Metadata: record.Metadata, Created: record.Created,
 	}
-	for _, key := range record.BigDataNames {
-		content, err := r.store.ImageBigData(record.ID, key)
-		if err != nil {
-			return err
-		}
-		kept.Items = append(kept.Items, keptItem{Key: key, Content: content, Digest: record.BigDataDigests[key]})
+	items, err := r.bigData(record, record.BigDataNames)
+	if err != nil {
+		return err
+	}
+	for _, item := range items {
+		kept.Items = append(kept.Items, keptItem(item))
 	}
 	content, err := json.Marshal(kept)
 	if err != nil {
@@ -81,7 +81,7 @@ func (r *Root) restore(imageID string) error {
 	}
 	options := &cstorage.ImageOptions{CreationDate: kept.Created, Digest: kept.Digest}
 	for _, item := range kept.Items {
-		options.BigData = append(options.BigData, cstorage.ImageBigDataOption{Key: item.Key, Data: item.Content, Digest: item.Digest})
+		options.BigData = append(options.BigData, cstorage.ImageBigDataOption(item))
 	}
 	var names []string
 	for _, name := range kept.Names {

@@ -189,7 +189,11 @@ func (r *Roots) remove(ctx context.Context, handler, id string) error {
 	}
 	var layers []string
 	for _, root := range chosen {
-		layers = union(layers, root.chain(id))
+		chain, err := root.chain(id)
+		if err != nil {
+			return fmt.Errorf("root of handler %q: %w", root.name, err)
+		}
+		layers = union(layers, chain)
 	}
 	err := withRoom(chosen, func() error {
 		return r.crio.locked(func(state *crioState) error {
@@ -211,21 +215,28 @@ func (r *Roots) remove(ctx context.Context, handler, id string) error {
 	return nil
 }
 
-// chain lists the layers of the image in the root, topmost first, as far as they can be read.
-func (r *Root) chain(imageID string) (ids []string) {
+// chain lists the layers of the image in the root, topmost first: none where the image is not there, and not those below
+// one that is missing, of a bad record, which may go.
+func (r *Root) chain(imageID string) (ids []string, err error) {
 	record, err := r.resolveID(imageID)
+	if errors.Is(err, ErrNotFound) {
+		return nil, nil
+	}
 	if err != nil {
-		return nil
+		return nil, err
 	}
 	for id := record.TopLayer; id != ""; {
 		layer, err := r.store.Layer(id)
-		if err != nil {
+		if errors.Is(err, cstorage.ErrLayerUnknown) {
 			break
 		}
-		ids = append(ids, layer.ID)
+		if err != nil {
+			return nil, err
+		}
+		ids = append(ids, id)
 		id = layer.Parent
 	}
-	return ids
+	return ids, nil
 }
 
 // deleteLeft removes those of the layers, children before parents, that nothing in CRI-O's own root uses. While a
@@ -282,25 +293,14 @@ func (s *crioState) unused(imageID string, handlers []*Root) error {
 
 // keepLeaned keeps those of the image's layers that are leaned on.
 func (r *Root) keepLeaned(imageID string, leaned map[string]bool) error {
-	record, err := r.resolveID(imageID)
-	if errors.Is(err, ErrNotFound) {
-		return nil
-	}
+	layers, err := r.chain(imageID)
 	if err != nil {
 		return err
 	}
-	for id := record.TopLayer; id != ""; {
-		layer, err := r.store.Layer(id)
-		if errors.Is(err, cstorage.ErrLayerUnknown) {
-			return nil // a bad record, which may go
-		}
-		if err != nil {
-			return err
-		}
+	for _, id := range layers {
 		if leaned[id] {
 			return r.keep(id) // and with it all below
 		}
-		id = layer.Parent
 	}
 	return nil
 }

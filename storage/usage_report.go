@@ -180,27 +180,20 @@ func (r *Root) report(ctx context.Context, needs needs) (_ RootUsage, bad []erro
 // divide says which image has which share of the layers, and which of these would go with the images. Leaned are layers
 // that would not.
 func (u *RootUsage) divide(all cstorage.MultiListResult, measured map[string]layerUse, leaned map[string]bool) {
-	parents := make(map[string]string, len(all.Layers))
-	for i := range all.Layers {
-		parents[all.Layers[i].ID] = all.Layers[i].Parent
-	}
-	below := func(id string, f func(id string)) { // as far as the root has them itself
-		for parent, ok := parents[id]; ok; parent, ok = parents[id] {
-			f(id)
-			id = parent
-		}
-	}
-	users := make(map[string]int, len(parents)) // images by layer
+	t := treeOf(all)
+	users := make(map[string]int, len(t.parents)) // images by layer
 	tops := make(map[string]string, len(all.Images))
 	for i := range all.Images {
 		tops[all.Images[i].ID] = all.Images[i].TopLayer
-		below(all.Images[i].TopLayer, func(id string) { users[id]++ })
+		for _, id := range t.chain(all.Images[i].TopLayer) {
+			users[id]++
+		}
 	}
 	stays := maps.Clone(leaned)
 	if stays == nil {
 		stays = make(map[string]bool)
 	}
-	for id := range parents {
+	for id := range t.parents {
 		if users[id] == 0 {
 			stays[id] = true // a container's, or what holds those below it
 		}
@@ -211,15 +204,17 @@ func (u *RootUsage) divide(all cstorage.MultiListResult, measured map[string]lay
 		if image.Leased || image.Used {
 			stays[top] = true
 		}
-		below(top, func(id string) {
+		for _, id := range t.chain(top) {
 			image.Bytes += measured[id].all()
 			if users[id] == 1 {
 				image.OwnBytes += measured[id].all()
 			}
-		})
+		}
 	}
 	for _, id := range slices.Collect(maps.Keys(stays)) {
-		below(id, func(id string) { stays[id] = true })
+		for _, id := range t.chain(id) {
+			stays[id] = true
+		}
 	}
 	for id, n := range users {
 		if n > 1 {
