@@ -80,7 +80,14 @@ type Server struct {
 	counts   map[string]int
 }
 
-type ruleKey struct{}
+// hit is a rule that a request has met, and what ends its stall: the clearing of
+// the rules that it was one of.
+type hit struct {
+	*Rule
+	released <-chan struct{}
+}
+
+type hitKey struct{}
 
 // New returns a proxy before the registry that listens on the unix socket.
 // scheme is what clients use, "http" or "https".
@@ -107,19 +114,19 @@ func New(socket, scheme string) *Server {
 // Handler serves the clients of the registry.
 func (s *Server) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		hit := s.match(r)
-		if hit != nil && hit.Status != 0 {
-			http.Error(w, http.StatusText(hit.Status), hit.Status)
+		met, ok := s.match(r)
+		if ok && met.Status != 0 {
+			http.Error(w, http.StatusText(met.Status), met.Status)
 			return
 		}
-		if hit != nil {
-			r = r.WithContext(context.WithValue(r.Context(), ruleKey{}, hit))
+		if ok {
+			r = r.WithContext(context.WithValue(r.Context(), hitKey{}, met))
 		}
 		s.reverse.ServeHTTP(w, r)
 	})
 }
 
-func (s *Server) match(r *http.Request) *Rule {
+func (s *Server) match(r *http.Request) (met hit, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.counts[r.Method+" "+r.URL.Path]++
@@ -132,20 +139,15 @@ func (s *Server) match(r *http.Request) *Rule {
 			continue
 		}
 		c.spoilt++
-		return &c.Rule
+		return hit{&c.Rule, s.released}, true
 	}
-	return nil
+	return hit{}, false
 }
 
 func (s *Server) spoil(resp *http.Response) error {
-	hit, ok := resp.Request.Context().Value(ruleKey{}).(*Rule)
-	if !ok {
-		return nil
+	if met, ok := resp.Request.Context().Value(hitKey{}).(hit); ok {
+		resp.Body = &spoiltBody{ReadCloser: resp.Body, hit: met, client: resp.Request.Context()}
 	}
-	s.mu.Lock()
-	released := s.released
-	s.mu.Unlock()
-	resp.Body = &spoiltBody{ReadCloser: resp.Body, rule: hit, client: resp.Request.Context(), released: released}
 	return nil
 }
 
@@ -189,22 +191,22 @@ var errCut = errors.New("connection cut by rule")
 // spoiltBody is a response body with a rule applied to it.
 type spoiltBody struct {
 	io.ReadCloser
-	rule     *Rule
-	client   context.Context //nolint:containedctx // the life of one request's body
-	released <-chan struct{}
-	offset   int64
-	stalled  bool
+	hit
+
+	client  context.Context //nolint:containedctx // the life of one request's body
+	offset  int64
+	stalled bool
 }
 
 func (b *spoiltBody) Read(p []byte) (int, error) {
-	limit := b.rule.Cut
-	if b.rule.Stall != nil && !b.stalled {
-		limit = b.rule.Stall
+	limit := b.Cut
+	if b.Stall != nil && !b.stalled {
+		limit = b.Stall
 	}
 	if limit != nil {
 		left := *limit - b.offset
 		if left <= 0 {
-			if b.rule.Cut != nil {
+			if b.Cut != nil {
 				return 0, errCut
 			}
 			b.stalled = true
@@ -218,7 +220,7 @@ func (b *spoiltBody) Read(p []byte) (int, error) {
 		p = p[:min(int64(len(p)), left)]
 	}
 	n, err := b.ReadCloser.Read(p)
-	if f := b.rule.Flip; f != nil && *f >= b.offset && *f < b.offset+int64(n) {
+	if f := b.Flip; f != nil && *f >= b.offset && *f < b.offset+int64(n) {
 		p[*f-b.offset] ^= 0xff
 	}
 	b.offset += int64(n)

@@ -22,8 +22,20 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var body = bytes.Repeat([]byte("0123456789"), 10_000)
 
+// answer sends body.
+func answer(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Host-Seen", r.Host)
+	w.Header().Set("Proto-Seen", r.Header.Get("X-Forwarded-Proto"))
+	_, _ = w.Write(body)
+}
+
 // serve runs a proxy before a server of body, and returns its URL and control.
 func serve(t *testing.T) (string, *proxy.Client) {
+	t.Helper()
+	return serveFrom(t, answer)
+}
+
+func serveFrom(t *testing.T, answer http.HandlerFunc) (string, *proxy.Client) {
 	t.Helper()
 	listen := func(name string, h http.Handler) string {
 		socket := filepath.Join(t.TempDir(), name)
@@ -36,11 +48,7 @@ func serve(t *testing.T) (string, *proxy.Client) {
 		t.Cleanup(s.Close)
 		return socket
 	}
-	registry := listen("r", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Host-Seen", r.Host)
-		w.Header().Set("Proto-Seen", r.Header.Get("X-Forwarded-Proto"))
-		_, _ = w.Write(body)
-	}))
+	registry := listen("r", answer)
 	p := proxy.New(registry, "https")
 	clients := httptest.NewServer(p.Handler())
 	t.Cleanup(clients.Close)
@@ -150,6 +158,29 @@ func TestStallEndsWithTheRules(t *testing.T) {
 	}, 5*time.Second, 10*time.Millisecond)
 	require.NoError(t, control.Clear(t.Context()))
 	assert.Equal(t, body, <-done, "a released response goes on")
+}
+
+// The registry may answer only after the rules that the request met are gone.
+func TestClearBeforeTheAnswer(t *testing.T) {
+	asked, goOn := make(chan struct{}), make(chan struct{})
+	url, control := serveFrom(t, func(w http.ResponseWriter, r *http.Request) {
+		close(asked)
+		<-goOn
+		answer(w, r)
+	})
+	require.NoError(t, control.Add(t.Context(), proxy.Rule{Stall: new(int64)}))
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	done := make(chan error)
+	go func() {
+		_, got, err := get(ctx, url+"/")
+		assert.Equal(t, body, got)
+		done <- err
+	}()
+	<-asked
+	require.NoError(t, control.Clear(t.Context()))
+	close(goOn)
+	require.NoError(t, <-done)
 }
 
 func TestCounts(t *testing.T) {
