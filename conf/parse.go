@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
+	"strings"
+	"unicode"
 
 	"github.com/BurntSushi/toml"
 )
@@ -74,7 +77,21 @@ func inFile(file string, err error) error {
 	}
 	if at, ok := errors.AsType[toml.ParseError](err); ok {
 		// The library counts a line too few where the text ends in an escape.
-		return fmt.Errorf("%s:%d: %s", file, max(1, at.Position.Line), at.Message)
+		return fmt.Errorf("%s:%d: %s", file, max(1, at.Position.Line), oneLine(at.Message))
 	}
 	return fmt.Errorf("%s: %w", file, err)
+}
+
+// oneLine escapes what does not print. The library quotes keys and numbers as
+// they are, line ends included.
+func oneLine(message string) string {
+	var b strings.Builder
+	for _, r := range message {
+		if unicode.IsPrint(r) {
+			b.WriteRune(r)
+		} else {
+			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		}
+	}
+	return b.String()
 }
