@@ -583,16 +583,28 @@ func TestForgedReportOrMountGivesNothing(t *testing.T) {
 	})
 }
 
-func TestInUse(t *testing.T) {
+func TestUsers(t *testing.T) {
 	inWorld(t, synchronized(func(t *testing.T, w *world) {
-		w.RunPod(pod("p", volumeA))
+		p := pod("p", volumeA)
+		w.RunPod(p)
 		w.wait()
 		w.mounts.set(func() { w.mounts.used = map[string]bool{"vm." + id("b"): true} })
-		used, err := w.InUse(t.Context())
+		users, err := w.Users(t.Context())
 		require.NoError(t, err)
-		assert.Equal(t, map[string]bool{id("a"): true, id("b"): true}, used)
+		assert.Equal(t, map[string][]string{
+			id("a"): {"pod ns/p, which asks for it as a volume"},
+			id("b"): {"a process that has it as a volume"},
+		}, users)
+
+		_, err = w.CreateContainer(p, imagevolume.Container{ID: "1", Name: "c"})
+		require.NoError(t, err)
+		w.mounts.set(func() { w.mounts.used = map[string]bool{id("a"): true} })
+		users, err = w.Users(t.Context())
+		require.NoError(t, err)
+		assert.Equal(t, map[string][]string{id("a"): {"volume /a (ns/p/c)"}}, users)
+
 		w.mounts.set(func() { w.mounts.err = errors.New("no /proc") })
-		_, err = w.InUse(t.Context())
+		_, err = w.Users(t.Context())
 		require.ErrorIs(t, err, w.mounts.err)
 	}))
 }

@@ -56,23 +56,44 @@ func (m *Manager) Volumes() []Status {
 	return all
 }
 
-// InUse returns the IDs of the images that pods have as volumes or are about to
-// have, in any root: as the Manager knows, and as the kernel says of processes.
-// Those of native volumes are not among them.
-func (m *Manager) InUse(ctx context.Context) (map[string]bool, error) {
-	needed, _, _ := m.needed() // before the kernel is asked, as in settle
+// Users says who has each image as a volume, in any root, by image ID: the
+// containers that were given it, pods that are about to have it, and processes
+// that the kernel knows to have it and the Manager knows nothing of. Native
+// volumes are not among them: the container runtime tells of these.
+func (m *Manager) Users(ctx context.Context) (map[string][]string, error) {
+	users := m.knownUsers() // before the kernel is asked, as in settle
 	used, _, err := m.mounts.InUse(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("read which volumes are in use: %w", err)
 	}
-	ids := map[string]bool{}
-	for k := range needed {
-		ids[imageOf(k).ID] = true
-	}
 	for k := range used {
-		ids[imageOf(k).ID] = true
+		if id := imageOf(k).ID; users[id] == nil {
+			users[id] = []string{"a process that has it as a volume"}
+		}
 	}
-	return ids, nil
+	return users, nil
+}
+
+// knownUsers are the users that the Manager knows.
+func (m *Manager) knownUsers() map[string][]string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	users := map[string][]string{}
+	for _, p := range m.pods {
+		needed := map[string]bool{}
+		p.need(needed)
+		for name, g := range p.given {
+			for _, v := range g.volumes {
+				users[v.From.ID] = append(users[v.From.ID], fmt.Sprintf("volume %s (%s/%s/%s)", v.MountPath, p.Namespace, p.Name, name))
+				delete(needed, key(v.From))
+			}
+		}
+		for k := range needed {
+			id := imageOf(k).ID
+			users[id] = append(users[id], fmt.Sprintf("pod %s/%s, which asks for it as a volume", p.Namespace, p.Name))
+		}
+	}
+	return users
 }
 
 // Synchronized reports whether the container runtime has told which pods there

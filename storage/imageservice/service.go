@@ -38,6 +38,9 @@ type Options struct {
 	AuthDir string
 	// MayPull, if not nil, is asked before a pull into a root other than the default; its error refuses the pull.
 	MayPull func(ctx context.Context, root string) error
+	// VolumeUsers, if not nil, says who has each image as a volume that CRI-O does not know of, by image id. It is asked
+	// before anything is removed.
+	VolumeUsers func(ctx context.Context) (map[string][]string, error)
 	// Pinned are CRI-O's pinned_images patterns and its pause image: images that kubelet's garbage collection is to
 	// leave alone.
 	Pinned []string
@@ -79,7 +82,10 @@ type Service struct {
 	mayPull func(ctx context.Context, root string) error
 	pinned  []string
 	report  bool
-	log     logrus.FieldLogger
+
+	volumeUsers func(ctx context.Context) (map[string][]string, error)
+
+	log logrus.FieldLogger
 	// faults are those of lists, unread those of ImageFsInfo.
 	faults, unread faults
 }
@@ -117,6 +123,8 @@ func New(opt Options) (*Service, error) {
 		pinned:  opt.Pinned,
 		report:  opt.ReportRuntimeHandler,
 		log:     opt.Log,
+
+		volumeUsers: opt.VolumeUsers,
 	}, nil
 }
 

@@ -9,8 +9,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Users asks CRI-O for its containers and returns what tells, without asking again, which of them use an image: as their
-// root file system or as an image volume. It returns an error where CRI-O does not answer.
+// Users returns what tells, without asking again, who uses an image: CRI-O's containers, which it asks for, as their root
+// file system or as an image volume, and whom Options.VolumeUsers knows. It returns an error where CRI-O or that does not
+// answer.
 func (s *Service) Users(ctx context.Context) (func(imageID string) ([]string, error), error) {
 	runtime := cri.NewRuntimeServiceClient(s.crio)
 	list, err := runtime.ListContainers(ctx, &cri.ListContainersRequest{})
@@ -37,6 +38,15 @@ func (s *Service) Users(ctx context.Context) (func(imageID string) ([]string, er
 			if image != "" {
 				found[image] = append(found[image], who)
 			}
+		}
+	}
+	if s.volumeUsers != nil {
+		volumes, err := s.volumeUsers(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("ask who uses it: %w", err)
+		}
+		for image, users := range volumes {
+			found[image] = append(found[image], users...)
 		}
 	}
 	return func(imageID string) ([]string, error) { return found[imageID], nil }, nil

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -85,6 +86,48 @@ func TestRemovalOfAMountedImage(t *testing.T) {
 	requireNothingHeld(t, n)
 	_, err = command(t, n, "podman", "rmi", img.ref)
 	require.NoError(t, err, "nobody uses it any more")
+	n.AssertClean(t)
+}
+
+// A removal that is refused names who has the image as a volume: containers, in
+// CRI-O's root or a handler's, by annotation or natively, and a pod that may be
+// about to.
+func TestRefusedRemovalNamesVolumes(t *testing.T) {
+	n := realnode.Boot(t, realnode.Options{HandlerRoots: true})
+	img := pushFiles(t, n, "named:1", 1, 2)
+	name := func(pod *realnode.Pod) string {
+		return pod.Config.GetMetadata().GetNamespace() + "/" + pod.Config.GetMetadata().GetName()
+	}
+	refused := func(by string) {
+		t.Helper()
+		for _, what := range []string{img.ref, img.id} {
+			require.ErrorContains(t, removeFrom(t, n, "", what), by)
+			_, err := ociholdCommand(t, n, "rmi", what)
+			require.ErrorContains(t, err, by)
+		}
+	}
+	for _, handler := range []string{"runc", "vm"} {
+		pod := runPod(t, n, realnode.PodSpec{Handler: handler, Annotations: volumes(t, volume{Image: img.ref, MountPath: "/vol"})})
+		asks := "pod " + name(pod) + ", which asks for it as a volume"
+		await(t, func() error {
+			if err := removeFrom(t, n, "", img.ref); err == nil || !strings.Contains(err.Error(), asks) {
+				return fmt.Errorf("not by the pod: %w", err)
+			}
+			return nil
+		})
+		refused(asks)
+		run(t, pod, realnode.ContainerSpec{})
+		refused("volume /vol (" + name(pod) + "/main)")
+		require.NoError(t, pod.Remove(t.Context()))
+		requireNothingHeld(t, n)
+	}
+	_, err := n.Pull(t.Context(), img.ref)
+	require.NoError(t, err)
+	pod, c := runNative(t, n, native(img.ref, "/vol", ""))
+	refused("container " + c.ID + " (" + name(pod) + "/main)")
+	require.NoError(t, pod.Remove(t.Context()))
+	requireNothingHeld(t, n)
+	require.NoError(t, removeFrom(t, n, "", img.ref), "nobody uses it any more")
 	n.AssertClean(t)
 }
 

@@ -22,10 +22,7 @@ type collector struct {
 	service  *imageservice.Service
 	handlers []conf.Handler
 	pinned   []string // in every root
-	// volumes returns the IDs of images that are in use as volumes; nil where no
-	// daemon runs, and leases have to tell.
-	volumes func(ctx context.Context) (map[string]bool, error)
-	log     logrus.FieldLogger
+	log      logrus.FieldLogger
 }
 
 func newCollector(config conf.Config, crio *conf.CRIO, roots *storage.Roots, service *imageservice.Service, log logrus.FieldLogger) *collector {
@@ -72,27 +69,8 @@ func (c *collector) collect(ctx context.Context, h conf.Handler, dryRun bool) (s
 			Pinned: func(image storage.Image) bool { return imageservice.Pinned(pinned, image) },
 		},
 		DryRun: dryRun,
-		Users:  c.users,
+		Users:  c.service.Users,
 	})
-}
-
-// users returns what tells who uses an image besides those that the roots know.
-func (c *collector) users(ctx context.Context) (func(imageID string) ([]string, error), error) {
-	containers, err := c.service.Users(ctx)
-	if err != nil || c.volumes == nil {
-		return containers, err
-	}
-	volumes, err := c.volumes(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return func(imageID string) ([]string, error) {
-		users, err := containers(imageID)
-		if volumes[imageID] {
-			users = append(users, "a volume of a pod")
-		}
-		return users, err
-	}, nil
 }
 
 // collectAll collects in every handler's root until ctx ends, again and again and

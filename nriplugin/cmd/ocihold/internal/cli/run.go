@@ -81,7 +81,8 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, log *logrus.L
 		return fmt.Errorf("prepare host mounts: %w", err)
 	}
 	defer func() { err = errors.Join(err, mounts.Close()) }()
-	store, err := openStore(config, crio, log)
+	var manager *imagevolume.Manager
+	store, err := openStore(config, crio, func(ctx context.Context) (map[string][]string, error) { return manager.Users(ctx) }, log)
 	if err != nil {
 		return err
 	}
@@ -94,8 +95,7 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, log *logrus.L
 		return err
 	}
 
-	manager := imagevolume.New(volumeStores{store.roots, store.service, config.Volumes.TrustPresent}, mounts, log)
-	store.volumes = manager.InUse
+	manager = imagevolume.New(volumeStores{store.roots, store.service, config.Volumes.TrustPresent}, mounts, log)
 	socket := config.NRI.Socket
 	if socket == "" {
 		socket = crio.NRI.Listen

@@ -77,8 +77,14 @@ func handlerOptions(base storage.Options, h conf.Handler) storage.Options {
 	return o
 }
 
+// volumeUsers says who has each image as a volume, by image ID. It is nil where no
+// daemon runs: there leases have to tell.
+type volumeUsers func(ctx context.Context) (map[string][]string, error)
+
 // newImageService puts the image service together.
-func newImageService(config conf.Config, crio *conf.CRIO, roots *storage.Roots, conn *grpc.ClientConn, log logrus.FieldLogger) (*imageservice.Service, error) {
+func newImageService(config conf.Config, crio *conf.CRIO, roots *storage.Roots, conn *grpc.ClientConn, volumes volumeUsers,
+	log logrus.FieldLogger,
+) (*imageservice.Service, error) {
 	base := imageservice.Handler{
 		AllowAnnotation: config.Handlers[conf.DefaultHandler].AllowAnnotation,
 		CRIOPulls:       config.Handlers[conf.DefaultHandler].Pull == conf.PullCRIO,
@@ -98,6 +104,7 @@ func newImageService(config conf.Config, crio *conf.CRIO, roots *storage.Roots, 
 		Roots: roots, CRIO: conn, Handlers: handlers, Routes: routes,
 		PolicyDir:            crio.SignaturePolicyDir,
 		AuthDir:              crio.NamespacedAuthDir,
+		VolumeUsers:          volumes,
 		MayPull:              mayPull(config, crioclient.NewClient(crio.Listen)),
 		Pinned:               append([]string{crio.PauseImage}, crio.PinnedImages...),
 		ReportRuntimeHandler: config.ImageService.ReportRuntimeHandler,
@@ -247,7 +254,7 @@ func (a *app) ask(ctx context.Context, config conf.Config, crio *conf.CRIO, f fu
 	if !errors.Is(err, control.ErrDown) {
 		return err
 	}
-	store, err := openStore(config, crio, a.logger(config))
+	store, err := openStore(config, crio, nil, a.logger(config))
 	if err != nil {
 		return err
 	}
@@ -271,7 +278,7 @@ type localStore struct {
 	conn *grpc.ClientConn
 }
 
-func openStore(config conf.Config, crio *conf.CRIO, log logrus.FieldLogger) (_ localStore, err error) {
+func openStore(config conf.Config, crio *conf.CRIO, volumes volumeUsers, log logrus.FieldLogger) (_ localStore, err error) {
 	conn, err := imageservice.Dial(crio.Listen)
 	if err != nil {
 		return localStore{}, err
@@ -280,7 +287,7 @@ func openStore(config conf.Config, crio *conf.CRIO, log logrus.FieldLogger) (_ l
 	if err != nil {
 		return localStore{}, errors.Join(err, conn.Close())
 	}
-	service, err := newImageService(config, crio, roots, conn, log)
+	service, err := newImageService(config, crio, roots, conn, volumes, log)
 	if err != nil {
 		return localStore{}, errors.Join(err, roots.Close(), conn.Close())
 	}
