@@ -59,6 +59,11 @@ func checkPinned(t testing.TB, n *realnode.Node, ids ...string) error {
 // nobody else sees.
 func TestPins(t *testing.T) {
 	n := realnode.Boot(t, realnode.Options{OciholdConf: pinSettings(t)})
+	kubelet := filepath.Join(t.TempDir(), "kubelet.yaml")
+	require.NoError(t, os.WriteFile(kubelet, []byte("kind: KubeletConfiguration\n"), 0o600))
+	out, err := ociholdCommand(t, n, "check", "--kubelet-config", kubelet)
+	require.NoError(t, err)
+	require.Contains(t, out, "it asks CRI-O for images: "+kubelet+" has no imageServiceEndpoint, which has what is in use pinned")
 	img, theirs := pushFiles(t, n, "pinned:1", 3, 5), pushFiles(t, n, "native:1", 2, 5)
 	unused := pushFiles(t, n, "unused:1", 1, 5)
 	pull := func(ref string) {
@@ -82,7 +87,7 @@ func TestPins(t *testing.T) {
 	pod := runPod(t, n, realnode.PodSpec{Annotations: volumes(t, volume{Image: img.ref, MountPath: "/vol"})})
 	c := run(t, pod, realnode.ContainerSpec{Mounts: []*cri.Mount{native(theirs.ref, "/theirs", "")}})
 	pinned(img.id, theirs.id)
-	out, err := ociholdCommand(t, n, "check")
+	out, err = ociholdCommand(t, n, "check")
 	assert.NotContains(t, out, "pinned_images", err)
 
 	prune()

@@ -47,11 +47,14 @@ func (c *checker) checkKubelet() {
 	if settings.endpoint == "" {
 		detail = fmt.Sprintf("it asks CRI-O for images: %s has no imageServiceEndpoint", settings.source)
 	}
-	if len(c.config.Roots()) == 0 {
+	switch {
+	case len(c.config.Roots()) > 0:
+		c.add(check, checkFailed, detail, fix)
+	case c.config.Volumes.Pin && (settings.endpoint == "" || samePath(socketOf(settings.endpoint), c.inForce.Listen)):
+		c.add(check, checkOK, detail+", which has what is in use pinned", "")
+	default:
 		c.add(check, checkWarning, detail+"; without handlers that will do", fix)
-		return
 	}
-	c.add(check, checkFailed, detail, fix)
 }
 
 // readKubelet finds out where the kubelet of the CRI-O with that socket asks for
