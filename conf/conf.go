@@ -37,6 +37,14 @@ const (
 	MountMount = "mount"
 )
 
+// Values of [Config.MediaTypes].
+const (
+	// MediaTypeTar has a blob unpacked as a tar archive.
+	MediaTypeTar = "tar"
+	// MediaTypeFile has it be one file.
+	MediaTypeFile = "file"
+)
+
 // Config is Ocihold's configuration.
 type Config struct {
 	// RunDir is the absolute directory for sockets, mounts and everything
@@ -59,6 +67,10 @@ type Config struct {
 	Handlers map[string]Handler `toml:"handlers"`
 	// Routes are asked in this order, and the first whose pattern fits counts.
 	Routes []Route `toml:"routes"`
+
+	// MediaTypes say what becomes of the blobs of OCI artifacts, by patterns for
+	// their media types in the form of path.Match: MediaTypeTar or MediaTypeFile.
+	MediaTypes map[string]string `toml:"media_types"`
 
 	ImageService ImageService `toml:"image_service"`
 	Pull         Pull         `toml:"pull"`

@@ -52,6 +52,9 @@ report_runtime_handler = true
 stall_timeout = "1m30s"
 [metrics]
 address = "[::1]:9537"
+[media_types]
+"application/vnd.a" = "tar"
+"application/vnd.b*" = "tar"
 [handlers.default]
 pull = "crio"
 [handlers.vm]
@@ -93,7 +96,7 @@ pull_concurrency = 4
 handler = "vm"
 image = "c"
 `,
-		"ocihold.toml.d/20-b.toml":     "log_level = \"warn\"\nnri = { plugin_index = \"20\" }",
+		"ocihold.toml.d/20-b.toml":     "log_level = \"warn\"\nnri = { plugin_index = \"20\" }\n[media_types]\n\"application/vnd.b*\" = \"file\"",
 		"ocihold.toml.d/10-a.toml":     "log_level = \"trace\"\nrun_dir = \"/c\"",
 		"ocihold.toml.d/30-c.conf":     "not read",
 		"ocihold.toml.d/sub/40-d.toml": "not read",
@@ -123,6 +126,7 @@ image = "c"
 			},
 		},
 		Routes:       []Route{{Image: "c", Handler: "vm"}},
+		MediaTypes:   map[string]string{"application/vnd.a": "tar", "application/vnd.b*": "file"},
 		ImageService: ImageService{Socket: "/b/image.sock", ReportRuntimeHandler: true},
 		Pull:         Pull{StallTimeout: 90 * time.Second},
 		Metrics:      Metrics{Address: "[::1]:9537"},
@@ -338,6 +342,9 @@ func TestValidate(t *testing.T) {
 		"mount_api":           {func(c *Config) { c.Volumes.MountAPI = "" }, `volumes.mount_api = "": must be one of auto, fsconfig, mount`},
 		"no stall_timeout":    {func(c *Config) { c.Pull.StallTimeout = 0 }, `pull.stall_timeout = "0s": must be a second or more, such as 2m`},
 		"metrics on no port":  {func(c *Config) { c.Metrics.Address = "127.0.0.1" }, `metrics.address = "127.0.0.1": must be host:port, such as 127.0.0.1:9537, or empty for no metrics`},
+		"media type as zip":   {func(c *Config) { c.MediaTypes = map[string]string{"a/b": "zip"} }, `media_types."a/b" = "zip": must be tar or file`},
+		"no media type":       {func(c *Config) { c.MediaTypes = map[string]string{"a": "tar"} }, `media_types."a" = "tar": the key must be a media type with "*" for any text, such as application/vnd.example.*`},
+		"media type pattern":  {func(c *Config) { c.MediaTypes = map[string]string{"a/[": "tar"} }, `media_types."a/[" = "tar": the key must be a media type with "*" for any text, such as application/vnd.example.*`},
 		"all are told": {
 			func(c *Config) { c.NRI.PluginName, c.NRI.PluginIndex = "", "" },
 			"nri.plugin_name = \"\": must not be empty\nnri.plugin_index = \"\": must be two digits",
@@ -352,7 +359,7 @@ func TestValidate(t *testing.T) {
 }
 
 // The sample shows every key, commented out, with its default, or, for
-// handlers and routes, with an example that says something else.
+// handlers, routes and media types, with an example that says something else.
 func TestSample(t *testing.T) {
 	const sample = "../contrib/ocihold.toml"
 	c, err := Load(sample, true)
@@ -361,13 +368,13 @@ func TestSample(t *testing.T) {
 
 	text, err := os.ReadFile(sample)
 	require.NoError(t, err)
-	text = regexp.MustCompile(`(?m)^# ([a-z_]+ = |\[)`).ReplaceAll(text, []byte("$1"))
+	text = regexp.MustCompile(`(?m)^# ([a-z_]+ = |"[^"\n]+" = |\[)`).ReplaceAll(text, []byte("$1"))
 	c = Config{}
 	require.NoError(t, c.parse(sample, string(text)))
 	c.nameHandlers()
 	require.NoError(t, c.Validate())
 	require.NoError(t, c.ValidateHandlers(&CRIO{Root: "/var/lib/containers/storage", RunRoot: "/run/containers/storage"}))
-	c.Handlers, c.Routes = nil, nil
+	c.Handlers, c.Routes, c.MediaTypes = nil, nil, nil
 	assert.Equal(t, Default(), c)
 
 	var tree map[string]any
@@ -377,6 +384,9 @@ func TestSample(t *testing.T) {
 	for _, key := range shown.Keys() {
 		if len(key) > 2 && key[0] == "handlers" {
 			key = toml.Key{key[0], "NAME", key[2]}
+		}
+		if len(key) == 2 && key[0] == "media_types" {
+			key = toml.Key{key[0], "NAME"}
 		}
 		named[key.String()] = true
 	}
@@ -394,6 +404,7 @@ func FuzzParse(f *testing.F) {
 	f.Add("routes = [{image = \"a\", b = 1}, {handler = 3}]\n[handlers]\n")
 	f.Add("[handlers.a]\nmax_bytes = \"1.5GiB\"\ngc_high = 3\n")
 	f.Add("[pull]\nstall_timeout = \"1h2m3.5s\"\n")
+	f.Add("[media_types]\n\"a/*\" = \"tar\"\nb = 1\n")
 	f.Add("crio.config = 1979-05-27T07:32:00Z\nRUN_DIR = 'x'")
 	f.Fuzz(func(t *testing.T, text string) {
 		c := Default()

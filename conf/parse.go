@@ -31,12 +31,13 @@ func (c *Config) parse(file, text string) error {
 	return inFile(file, c.override(text))
 }
 
-// override decodes text over c. Of a handler it replaces only the keys that are
-// there; the list of routes is replaced as a whole. The decoder alone would
+// override decodes text over c. Of a handler and of the media types it replaces
+// only the keys that are there; the list of routes is replaced as a whole. The decoder alone would
 // begin a handler anew, and fill old routes up.
 func (c *Config) override(text string) error {
 	next := *c
 	next.Handlers, next.Routes = nil, nil
+	next.MediaTypes = maps.Clone(c.MediaTypes)
 	md, err := toml.Decode(text, &next)
 	if err != nil {
 		return err

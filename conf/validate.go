@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -81,6 +83,15 @@ func (c Config) Validate() error {
 			if dir, root := filepath.Clean(d.dir), filepath.Clean(h.Root); name != DefaultHandler && (root == dir || inside(root, dir) || inside(dir, root)) {
 				k.fault("handlers."+name+".root", h.Root, "must be apart from "+d.key+", "+dir+", which may be lost")
 			}
+		}
+	}
+	for _, pattern := range slices.Sorted(maps.Keys(c.MediaTypes)) {
+		key, kind := fmt.Sprintf("media_types.%q", pattern), c.MediaTypes[pattern]
+		if kind != MediaTypeTar && kind != MediaTypeFile {
+			k.fault(key, kind, "must be tar or file")
+		}
+		if _, err := path.Match(pattern, ""); err != nil || strings.Count(pattern, "/") != 1 {
+			k.fault(key, kind, `the key must be a media type with "*" for any text, such as application/vnd.example.*`)
 		}
 	}
 	for i, r := range c.Routes {

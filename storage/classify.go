@@ -23,7 +23,8 @@ import (
 // What it does not know it returns as it is.
 func classify(registry string, err error) error {
 	switch {
-	case errors.Is(err, ErrNotFound), errors.Is(err, ErrUnsupported), errors.Is(err, ErrSignature), errors.Is(err, ErrEncrypted):
+	case errors.Is(err, ErrNotFound), errors.Is(err, ErrUnsupported), errors.Is(err, ErrSignature), errors.Is(err, ErrEncrypted),
+		errors.Is(err, ErrInvalidArtifact), errors.Is(err, ErrTooLarge):
 		return err
 	case errors.Is(err, errStalled):
 		return fmt.Errorf("%w: registry %s: %w", ErrRegistryUnavailable, registry, err)

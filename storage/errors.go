@@ -17,11 +17,14 @@ var (
 	ErrBadRecord = errors.New("bad image record")
 
 	// ErrUnsupported is returned for what the package does not do: another driver than overlay, mount_program,
-	// composefs, Docker's schema 1 manifests, OCI artifacts.
+	// composefs, Docker's schema 1 manifests, encrypted OCI artifacts.
 	ErrUnsupported = errors.New("not supported")
 
-	// ErrArtifact is returned, with ErrUnsupported, for an OCI artifact that is not an image.
-	ErrArtifact = errors.New("it is an OCI artifact, not an image")
+	// ErrInvalidArtifact is returned for an OCI artifact whose blobs cannot become files. The text names the blob.
+	ErrInvalidArtifact = errors.New("invalid OCI artifact")
+
+	// ErrTooLarge is returned for an image that is larger than Options.MaxImageBytes.
+	ErrTooLarge = errors.New("image is too large")
 
 	// ErrLeans is returned for a pull into CRI-O's own root that needs a layer there which lies on layers of a handler's
 	// root: CRI-O has pulled it. [Roots.Mend] of the images that lean helps.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -15,7 +16,8 @@ import (
 type Image struct {
 	// ID is the image id: 64 hexadecimal digits, for most images the digest of its config.
 	ID string `json:"id"`
-	// Digest is the digest of the image's own manifest, whichever way the image was found; never that of an index.
+	// Digest is the digest of the image's own manifest, whichever way the image was found; never that of an index. Of an
+	// image that was made of an OCI artifact it is the artifact's.
 	Digest digest.Digest `json:"digest"`
 	// Digests are those of all manifests kept with the image, that of the index it was chosen from among them.
 	Digests []digest.Digest `json:"digests"`
@@ -153,6 +155,12 @@ func readRecord(record *cstorage.Image, layer func(id string) (*cstorage.Layer, 
 	if manifest == "" || len(record.Digests) == 0 {
 		return bad("it has no manifest")
 	}
+	digests := record.Digests
+	if isOfArtifact(record) { // what was made of it no registry has
+		made := manifest
+		manifest = record.BigDataDigests[artifactKey]
+		digests = slices.DeleteFunc(slices.Clone(digests), func(d digest.Digest) bool { return d == made })
+	}
 	var size int64
 	for id := record.TopLayer; id != ""; {
 		l, err := layer(id)
@@ -170,7 +178,7 @@ func readRecord(record *cstorage.Image, layer func(id string) (*cstorage.Layer, 
 	return Image{
 		ID:      record.ID,
 		Digest:  manifest,
-		Digests: record.Digests,
+		Digests: digests,
 		Names:   unpinned(record.Names),
 		Size:    size,
 		Created: record.Created,

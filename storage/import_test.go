@@ -156,7 +156,6 @@ func TestImportRefused(t *testing.T) {
 	foreign := ociLayout(t, map[string]any{"a:1": mutate.AppendManifests(empty.Index, mutate.IndexAddendum{
 		Add: imageWith(t, "s390x"), Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "s390x"}},
 	})})
-	artifact := mutate.ConfigMediaType(app, "application/vnd.example.config")
 	cut := filepath.Join(t.TempDir(), "cut.tar")
 	content, err := os.ReadFile(one)
 	require.NoError(t, err)
@@ -201,7 +200,6 @@ func TestImportRefused(t *testing.T) {
 		"directory of other files": {t.TempDir(), "", ErrUnsupported, "no OCI layout"},
 		"empty layout":             {ociLayout(t, nil), "a:1", ErrNotFound, "there is no image in it"},
 		"another platform":         {foreign, "", ErrNotFound, "linux/s390x"},
-		"artifact":                 {ociLayout(t, map[string]any{"a:1": artifact}), "", ErrArtifact, ""},
 		"cut off":                  {cut, "", io.ErrUnexpectedEOF, ""},
 		"content that is changed":  {bad, "", ErrDigestMismatch, ""},
 	} {

@@ -47,6 +47,13 @@ type Options struct {
 	// StallTimeout ends a transfer for which the registry sends nothing for that long. 0 means DefaultStallTimeout.
 	StallTimeout time.Duration
 
+	// MediaTypes say by path.Match patterns which blobs of OCI artifacts are archives, BlobTar, and which are files, BlobFile.
+	// The longest pattern that fits counts; where none does, the media types of archives are those that end in "tar",
+	// "tar+gzip" or "tar+zstd". It counts when an artifact is pulled.
+	MediaTypes map[string]string
+	// MaxImageBytes is how large an image may be that is made of an OCI artifact, unpacked. 0 means any size.
+	MaxImageBytes int64
+
 	// TempDir takes blobs while they are downloaded, in a directory of this process's own. What processes left there that
 	// have ended is removed. Empty means /var/tmp.
 	TempDir string
@@ -85,6 +92,8 @@ type Root struct {
 	insecure insecureRegistries
 	keysDir  string
 	stall    time.Duration
+	rules    mediaTypes
+	maxBytes int64           // of an image made of an artifact; 0: any number
 	backoff  []time.Duration // before the first retry, the second, …
 	slots    chan struct{}   // nil: any number of transfers
 	now      func() time.Time
@@ -145,6 +154,10 @@ func Open(opt Options) (_ *Root, err error) {
 	if err := choosePlatform(&sys, opt.Platform); err != nil {
 		return nil, fmt.Errorf("open the root of handler %q at %s: %w", opt.Name, opt.GraphRoot, err)
 	}
+	rules, err := newMediaTypes(opt.MediaTypes)
+	if err != nil {
+		return nil, fmt.Errorf("open the root of handler %q at %s: %w", opt.Name, opt.GraphRoot, err)
+	}
 	marker := ""
 	if opt.Marker {
 		marker = filepath.Join(opt.GraphRoot, markerFile)
@@ -186,6 +199,8 @@ func Open(opt Options) (_ *Root, err error) {
 		insecure: insecure,
 		keysDir:  opt.DecryptionKeys,
 		stall:    cmp.Or(opt.StallTimeout, DefaultStallTimeout),
+		rules:    rules,
+		maxBytes: opt.MaxImageBytes,
 		backoff:  []time.Duration{time.Second, 2 * time.Second, 4 * time.Second},
 		patience: measuringPatience,
 		now:      time.Now,

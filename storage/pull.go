@@ -151,8 +151,8 @@ func (r *Root) pullOne(ctx context.Context, named reference.Named, opt PullOptio
 	defer func() { arrived() }()
 	image, err := r.bring(ctx, named, &sys, report, func(known knows) (*source, error) {
 		src, err := r.openSource(ctx, named, &sys, known)
-		if err == nil && src.config != "" { // it is not read of an image that is there
-			arrived = r.arriving.add(src.config.Encoded(), named.String())
+		if err == nil {
+			src.announce = func(imageID string) { arrived = r.arriving.add(imageID, named.String()) }
 		}
 		return src, err
 	})
@@ -236,21 +236,43 @@ func (r *Root) named(named reference.Named) (Image, bool) {
 	return image, err == nil
 }
 
-// transfer copies the image from its open source, which it closes, into the root.
+// transfer brings what the open source has, which it closes, into the root.
 func (r *Root) transfer(ctx context.Context, named reference.Named, src *source, policy *signature.PolicyContext, sys *types.SystemContext, report func(Progress)) (Image, error) {
+	bring := r.copyImage
+	if src.artifact != nil {
+		bring = r.makeImage
+	}
+	record, err := bring(ctx, named, src, policy, sys, report)
+	if err != nil {
+		return Image{}, err
+	}
+	image, err := r.image(record)
+	if err != nil {
+		return Image{}, fmt.Errorf("read the pulled image: %w", err)
+	}
+	r.measurePulled(ctx, record)
+	r.log.WithFields(logrus.Fields{"image": named.String(), "id": image.ID, "digest": image.Digest.String()}).Info("image pulled")
+	return image, nil
+}
+
+// copyImage copies an image from its open source, which it closes, into the root.
+func (r *Root) copyImage(ctx context.Context, named reference.Named, src *source, policy *signature.PolicyContext, sys *types.SystemContext, report func(Progress)) (*cstorage.Image, error) {
 	destination, err := r.destination(named, src)
 	if err != nil {
-		return Image{}, errors.Join(err, src.Close())
+		return nil, errors.Join(err, src.Close())
 	}
 	keys, err := r.unlock(src.layers)
 	if err != nil {
-		return Image{}, errors.Join(err, src.Close())
+		return nil, errors.Join(err, src.Close())
 	}
 	if err := r.takeSlot(ctx); err != nil {
-		return Image{}, errors.Join(err, src.Close())
+		return nil, errors.Join(err, src.Close())
 	}
 	defer r.leaveSlot()
 
+	if src.announce != nil {
+		src.announce(src.config.Encoded())
+	}
 	stalled := stallError(r.stall)
 	copyCtx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -278,27 +300,21 @@ func (r *Root) transfer(ctx context.Context, named reference.Named, src *source,
 	close(events)
 	<-drained
 	if err != nil && errors.Is(context.Cause(copyCtx), errStalled) {
-		return Image{}, stalled
+		return nil, stalled
 	}
 	if err != nil {
-		return Image{}, err
+		return nil, err
 	}
 	_, record, err := istorage.ResolveReference(stored)
 	if err != nil {
-		return Image{}, fmt.Errorf("read the pulled image: %w", err)
+		return nil, fmt.Errorf("read the pulled image: %w", err)
 	}
 	if len(src.manifests) > 0 {
-		if record, err = r.addManifests(record, named, src.manifests); err != nil {
-			return Image{}, fmt.Errorf("record the manifests of the pulled image: %w", err)
+		if record, err = r.addManifests(record.ID, named, src.manifests); err != nil {
+			return nil, fmt.Errorf("record the manifests of the pulled image: %w", err)
 		}
 	}
-	image, err := r.image(record)
-	if err != nil {
-		return Image{}, fmt.Errorf("read the pulled image: %w", err)
-	}
-	r.measurePulled(ctx, record)
-	r.log.WithFields(logrus.Fields{"image": named.String(), "id": image.ID, "digest": image.Digest.String()}).Info("image pulled")
-	return image, nil
+	return record, nil
 }
 
 // destination is where to copy to: the name, or the id alone for what may have a digest as its name that containers/image
@@ -312,20 +328,20 @@ func (r *Root) destination(named reference.Named, src *source) (types.ImageRefer
 
 // addManifests keeps manifests that the image came from with it, as containers/image keeps the outermost, and gives it
 // the name.
-func (r *Root) addManifests(record *cstorage.Image, named reference.Named, manifests [][]byte) (*cstorage.Image, error) {
+func (r *Root) addManifests(imageID string, named reference.Named, manifests [][]byte) (*cstorage.Image, error) {
 	for _, blob := range manifests {
 		d, err := manifest.Digest(blob)
 		if err != nil {
 			return nil, err
 		}
-		if err := r.store.SetImageBigData(record.ID, manifestKey(d), blob, manifest.Digest); err != nil {
+		if err := r.store.SetImageBigData(imageID, manifestKey(d), blob, manifest.Digest); err != nil {
 			return nil, err
 		}
 	}
-	if err := r.store.AddNames(record.ID, []string{named.String()}); err != nil {
+	if err := r.store.AddNames(imageID, []string{named.String()}); err != nil {
 		return nil, err
 	}
-	return r.store.Image(record.ID)
+	return r.store.Image(imageID)
 }
 
 // takeSlot waits until the root may have one more transfer.

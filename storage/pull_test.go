@@ -329,8 +329,6 @@ func TestPullFails(t *testing.T) {
 		Add: imageWith(t, "s390x", layerOf(t, "f", []byte("x"))), Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: "s390x"}},
 	})
 	reg.push(t, "s390x:1", otherPlatform)
-	artifact := mutate.ConfigMediaType(imageOf(t, "model"), "application/vnd.example.model.config.v1+json")
-	reg.push(t, "artifact:1", artifact)
 	wrongDiffID := imageOf(t, "a")
 	configFile, err := wrongDiffID.ConfigFile()
 	require.NoError(t, err)
@@ -380,7 +378,6 @@ func TestPullFails(t *testing.T) {
 		"manifest altered":         {ref: "/a@" + imgDigest.String(), fault: alter("/manifests/", func(b []byte) []byte { return bytes.Replace(b, []byte("{"), []byte("{ "), 1)[:len(b)] }), is: ErrDigestMismatch},
 		"diff id of another layer": {ref: "/wrong-diffid:1", is: ErrDigestMismatch},
 		"manifest is no JSON":      {fault: alter("/manifests/", func(b []byte) []byte { return bytes.Repeat([]byte("x"), len(b)) }), text: []string{"parse the manifest"}},
-		"OCI artifact":             {ref: "/artifact:1", is: ErrUnsupported, text: []string{"application/vnd.example.model.config.v1+json"}},
 		"schema 1": {fault: func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 			if !strings.Contains(r.URL.Path, "/manifests/") {
 				next.ServeHTTP(w, r)

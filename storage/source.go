@@ -32,12 +32,16 @@ type source struct {
 	instance *digest.Digest
 	// layers are what has to be there in the end.
 	layers []types.BlobInfo
-	// config is the digest of its config.
-	config digest.Digest
+	// config is the digest of its config, empty for an artifact, and artifact is the manifest of one.
+	config   digest.Digest
+	artifact *ispec.Manifest
 	// manifests are the contents of those manifests that the root is to have, too, and that containers/image may not keep:
 	// the indexes that it was chosen from, outermost first, where containers/image would not choose it, in which case the
-	// source is that of the instance by itself, and instance is nil; and its own, where layers are encrypted.
+	// source is that of the instance by itself, and instance is nil; and its own, where layers are encrypted. For an
+	// artifact they are all, its own the last.
 	manifests [][]byte
+	// announce, if not nil, is called with the image's id before it is in the root.
+	announce func(imageID string)
 }
 
 // knows tells whether the root has an index, or a single manifest, and the instance chosen from it already.
@@ -91,12 +95,20 @@ func readSource(ctx context.Context, s *source, sys *types.SystemContext, known 
 	} else if known(top, leaf.digest) {
 		return s, nil
 	}
+	index := blob
 	unparsed := image.UnparsedInstance(s.ImageSource, s.instance)
 	if blob, mime, err = unparsed.Manifest(ctx); err != nil {
 		return nil, err
 	}
 	if err := s.readManifest(blob, mime); err != nil {
 		return nil, err
+	}
+	if s.artifact != nil {
+		if s.instance != nil {
+			s.manifests = [][]byte{index}
+		}
+		s.manifests = append(s.manifests, blob)
+		return s, nil
 	}
 	if isEncrypted(s.layers) {
 		s.manifests = append(s.manifests, blob)
@@ -257,10 +269,17 @@ func (s *source) readManifest(blob []byte, mime string) error {
 	if err != nil {
 		return fmt.Errorf("parse the manifest: %w", err)
 	}
-	if config := m.ConfigInfo().MediaType; mime == ispec.MediaTypeImageManifest && config != ispec.MediaTypeImageConfig {
-		return fmt.Errorf("%w (config type %q): %w", ErrArtifact, config, ErrUnsupported)
+	if mime == ispec.MediaTypeImageManifest {
+		if s.artifact, err = parseArtifact(blob); err != nil {
+			return fmt.Errorf("parse the manifest: %w", err)
+		}
 	}
-	s.config = m.ConfigInfo().Digest
+	if s.artifact == nil {
+		s.config = m.ConfigInfo().Digest
+		if err := s.config.Validate(); err != nil {
+			return fmt.Errorf("parse the manifest: digest of the config: %w", err)
+		}
+	}
 	for _, l := range m.LayerInfos() {
 		if !l.EmptyLayer {
 			s.layers = append(s.layers, l.BlobInfo)

@@ -30,8 +30,8 @@
 //   - RemoveImage removes from every root, or, with a handler or annotations, from that handler's root; it removes
 //     nothing while the image is in use in any root, or while CRI-O, which knows who uses it, does not answer.
 //   - Credentials that come with a call are used for that call alone and are not written anywhere.
-//   - What no root has, CRI-O is asked for, unless the question is for a handler with a root of its own: OCI artifacts,
-//     images in additional stores of the administrator's.
+//   - What no root has, CRI-O is asked for, unless the question is for a handler with a root of its own: OCI artifacts
+//     that CRI-O has pulled, images in additional stores of the administrator's.
 //   - Every other service and method goes to CRI-O with its deadline and metadata, and comes back with headers,
 //     trailers and errors as CRI-O gave them.
 //

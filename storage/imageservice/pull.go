@@ -16,8 +16,8 @@ import (
 	"github.com/ocihold/ocihold/storage"
 )
 
-// PullImage pulls into the root of the call's handler and answers with the image's id. What is no image is CRI-O's, where
-// the handler has no root of its own; so is an image on layers that CRI-O has pulled and that cannot be mended now.
+// PullImage pulls into the root of the call's handler and answers with the image's id. An image on layers that CRI-O has
+// pulled and that cannot be mended now is CRI-O's to pull, where the handler has no root of its own.
 func (s *Service) PullImage(ctx context.Context, req *cri.PullImageRequest) (*cri.PullImageResponse, error) {
 	id, err := s.pull(ctx, req)
 	if err != nil {
@@ -59,11 +59,8 @@ func (s *Service) pull(ctx context.Context, req *cri.PullImageRequest) (id strin
 	image, err := s.PullInto(ctx, chosen.root(), spec.GetImage(), storage.PullOptions{
 		Auth: auth, AuthFile: file.path, SignaturePolicy: policy, Namespace: namespace,
 	})
-	leans := errors.Is(err, storage.ErrLeans)
-	if leans {
+	if errors.Is(err, storage.ErrLeans) && chosen.root() == DefaultRoot {
 		s.log.WithField("image", spec.GetImage()).WithError(err).Warn("CRI-O pulls the image: it needs layers of others that cannot be mended now")
-	}
-	if (leans || errors.Is(err, storage.ErrArtifact)) && chosen.root() == DefaultRoot {
 		if err := file.giveBack(); err != nil {
 			return "", fmt.Errorf("leave the auth file of namespace %q to CRI-O: %w", namespace, err)
 		}

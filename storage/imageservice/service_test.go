@@ -373,20 +373,23 @@ func TestPullByCRIOProvesAccessForTheNamespace(t *testing.T) {
 	}
 }
 
-func TestArtifactsAreCRIOs(t *testing.T) {
+func TestArtifactsAreImages(t *testing.T) {
 	n := newNode(t, nil)
 	ref := n.push(t, "artifact:1", mutate.ConfigMediaType(imageOf(t, "a", here, ""), "application/vnd.example.model"))
-	assert.Equal(t, "pulled-by-crio", n.pull(t, "", ref))
-	_, err := n.images.PullImage(t.Context(), &cri.PullImageRequest{Image: spec("vm", ref)})
-	require.ErrorContains(t, err, "OCI artifact")
-	assert.Len(t, n.crio.pulled, 1)
+	for _, handler := range []string{"", "vm"} {
+		id := n.pull(t, handler, ref)
+		status := n.status(t, spec(handler, ref))
+		assert.Equal(t, id, status.GetId())
+		assert.Equal(t, []string{ref}, status.GetRepoTags())
+		assert.Len(t, status.GetRepoDigests(), 1, "that of what was made of it is in no registry")
+	}
+	assert.Empty(t, n.crio.pulled)
 }
 
 func TestAuthFileOfANamespace(t *testing.T) {
 	auths := t.TempDir()
 	n := newNode(t, func(o *imageservice.Options) { o.AuthDir = auths })
-	image, artifact := n.push(t, "image:1", imageOf(t, "a", here, "")),
-		n.push(t, "artifact:1", mutate.ConfigMediaType(imageOf(t, "a", here, ""), "application/vnd.example.model"))
+	image := n.push(t, "image:1", imageOf(t, "a", here, ""))
 	leave := func(ref string) string {
 		file := filepath.Join(auths, fmt.Sprintf("team-%x.json", sha256.Sum256([]byte(strings.TrimSuffix(ref, ":1")))))
 		require.NoError(t, os.WriteFile(file, []byte("{}"), 0o600))
@@ -398,13 +401,11 @@ func TestAuthFileOfANamespace(t *testing.T) {
 		})
 		return err
 	}
-	forImage, forArtifact := leave(image), leave(artifact)
+	forImage := leave(image)
 	require.NoError(t, pull("other", image))
 	require.FileExists(t, forImage, "it is for another namespace")
 	require.NoError(t, pull("team", image))
 	require.NoFileExists(t, forImage, "it is for one pull")
-	require.NoError(t, pull("team", artifact))
-	require.FileExists(t, forArtifact, "what CRI-O pulls it takes itself")
 	used, err := os.ReadDir(filepath.Join(auths, "in-use"))
 	require.NoError(t, err)
 	assert.Empty(t, used)

@@ -42,6 +42,7 @@ func openRoots(config conf.Config, crio *conf.CRIO, log logrus.FieldLogger) (*st
 		DriverOptions:      crio.StorageOptions,
 		PullConcurrency:    config.Handlers[conf.DefaultHandler].PullConcurrency,
 		StallTimeout:       config.Pull.StallTimeout,
+		MediaTypes:         config.MediaTypes,
 		TempDir:            filepath.Join(temporary, "downloads"),
 		BlobInfoCacheDir:   filepath.Join(config.StateDir, "cache"),
 		SignaturePolicy:    crio.SignaturePolicy,
