@@ -22,6 +22,8 @@ const (
 	maxBlobs = 500
 	// maxName and maxPath are Linux's limits for a file's name and path, in bytes.
 	maxName, maxPath = 255, 4095
+	// maxDepth is how many directories a title may have: containers/storage takes long for many.
+	maxDepth = 100
 	// whiteout begins the names of files that stand for deleted ones.
 	whiteout = ".wh."
 )
@@ -152,7 +154,7 @@ func fileOf(annotations map[string]string) (mode int64, mtime time.Time) {
 // there, or is no name of a file.
 func fileName(title string) (string, error) {
 	refuse := func(why string) (string, error) {
-		return "", fmt.Errorf("%w: its title %q %s", ErrInvalidArtifact, title, why)
+		return "", fmt.Errorf("%w: its title %.200q %s", ErrInvalidArtifact, title, why)
 	}
 	parts := strings.Split(title, "/")
 	switch {
@@ -162,6 +164,8 @@ func fileName(title string) (string, error) {
 		return refuse(`has ".." in it`)
 	case len(title) > maxPath:
 		return refuse(fmt.Sprintf("is longer than %d bytes", maxPath))
+	case len(parts) > maxDepth+1:
+		return refuse(fmt.Sprintf("has more than %d directories", maxDepth))
 	case strings.ContainsFunc(title, unicode.IsControl):
 		return refuse("has control characters")
 	}

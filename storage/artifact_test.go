@@ -5,6 +5,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"net/http"
@@ -13,7 +15,10 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
@@ -22,6 +27,7 @@ import (
 	ispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 // part is a blob of a test's artifact.
@@ -165,8 +171,10 @@ func TestPullArtifact(t *testing.T) {
 		rules map[string]string
 		want  map[string]string
 	}{
-		"files": {parts: []part{{mediaType: raw, title: "a", content: []byte("one")}, {mediaType: raw, title: "sub/dir/b", content: big}},
-			want: map[string]string{"a": "one", "sub/dir/b": string(big)}},
+		"files": {
+			parts: []part{{mediaType: raw, title: "a", content: []byte("one")}, {mediaType: raw, title: "sub/dir/b", content: big}},
+			want:  map[string]string{"a": "one", "sub/dir/b": string(big)},
+		},
 		"no blobs":                 {want: map[string]string{}},
 		"empty file":               {parts: []part{{mediaType: raw, title: "a"}}, want: map[string]string{"a": ""}},
 		"empty archive":            {parts: []part{{mediaType: ispec.MediaTypeImageLayer}}, want: map[string]string{}},
@@ -240,4 +248,333 @@ func TestPullArtifact(t *testing.T) {
 			assert.Empty(t, blobs, "it is there")
 		})
 	}
+}
+
+// takeBlobs counts the requests for blobs since the last call.
+func (r *testRegistry) takeBlobs() (n int) {
+	for _, request := range r.take() {
+		if strings.Contains(request, "/blobs/") {
+			n++
+		}
+	}
+	return n
+}
+
+func TestPullArtifactFromIndex(t *testing.T) {
+	reg := newRegistry(t)
+	raw := func(content string) part { return part{mediaType: "text/plain", title: "f", content: []byte(content)} }
+	descriptor := func(content string, platform *ispec.Platform) ispec.Descriptor {
+		p := raw(content)
+		reg.pushBlob(t, "a", p.content)
+		m, err := json.Marshal(manifestOf(p))
+		require.NoError(t, err)
+		d := reg.pushManifest(t, "a", content, ispec.MediaTypeImageManifest, json.RawMessage(m))
+		return ispec.Descriptor{MediaType: ispec.MediaTypeImageManifest, Digest: d, Size: int64(len(m)), Platform: platform}
+	}
+	index := func(tag string, entries ...ispec.Descriptor) ispec.Descriptor {
+		m, err := json.Marshal(ispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ispec.MediaTypeImageIndex, Manifests: entries})
+		require.NoError(t, err)
+		d := reg.pushManifest(t, "a", tag, ispec.MediaTypeImageIndex, json.RawMessage(m))
+		return ispec.Descriptor{MediaType: ispec.MediaTypeImageIndex, Digest: d, Size: int64(len(m))}
+	}
+	amd, wasm := descriptor("amd", &ispec.Platform{OS: "linux", Architecture: "amd64"}), descriptor("wasm", &ispec.Platform{OS: "wasi", Architecture: "wasm"})
+	plain := index("plain", amd, wasm)
+	index("nested", plain)
+	index("anywhere", descriptor("anywhere", nil))
+
+	for _, tc := range []struct{ platform, tag, want string }{
+		{"linux/amd64", "plain", "amd"},
+		{"wasi/wasm", "plain", "wasm"},
+		{"linux/amd64", "nested", "amd"},
+		{"wasi/wasm", "nested", "wasm"},
+		{"linux/amd64", "anywhere", "anywhere"},
+		{"wasi/wasm", "anywhere", "anywhere"},
+		{"wasi/wasm", "amd", "amd"},
+	} {
+		t.Run(tc.platform+" of "+tc.tag, func(t *testing.T) {
+			opt := testOptions(t)
+			opt.Platform = tc.platform
+			root := open(t, opt)
+			ref := reg.host + "/a:" + tc.tag
+			got, err := root.Pull(t.Context(), ref, PullOptions{})
+			require.NoError(t, err)
+			assert.Equal(t, map[string]string{"f": tc.want}, filesOf(t, root, got.ID))
+			config, err := root.Config(t.Context(), got.ID)
+			require.NoError(t, err)
+			assert.Equal(t, tc.platform, config.OS+"/"+config.Architecture)
+			reg.takeBlobs()
+			again, err := root.Pull(t.Context(), ref, PullOptions{})
+			require.NoError(t, err)
+			assert.Equal(t, got.ID, again.ID)
+			assert.ElementsMatch(t, got.Digests, again.Digests)
+			assert.Zero(t, reg.takeBlobs())
+			for _, d := range got.Digests {
+				found, err := root.Resolve(t.Context(), reg.host+"/a@"+d.String())
+				require.NoError(t, err)
+				assert.Equal(t, got.ID, found.ID)
+			}
+		})
+	}
+}
+
+func TestArtifactIsOne(t *testing.T) {
+	reg := newRegistry(t)
+	opt := testOptions(t)
+	root := open(t, opt)
+	blobs := []part{{mediaType: "text/plain", title: "f", content: []byte("one")}, {mediaType: "text/plain", title: "g", content: []byte("two")}}
+	d := reg.pushArtifact(t, "a", blobs...)
+	reg.pushArtifact(t, "b", blobs...)
+	first, err := root.Pull(t.Context(), reg.host+"/a:1", PullOptions{})
+	require.NoError(t, err)
+	reg.takeBlobs()
+
+	t.Run("by another name", func(t *testing.T) {
+		got, err := root.Pull(t.Context(), reg.host+"/b:1", PullOptions{})
+		require.NoError(t, err)
+		assert.Equal(t, first.ID, got.ID)
+		assert.ElementsMatch(t, []string{reg.host + "/a:1", reg.host + "/b:1"}, got.Names)
+		assert.Zero(t, reg.takeBlobs())
+	})
+	t.Run("in another root", func(t *testing.T) {
+		got, err := open(t, testOptions(t)).Pull(t.Context(), reg.host+"/a:1", PullOptions{})
+		require.NoError(t, err)
+		assert.Equal(t, first.ID, got.ID)
+	})
+	t.Run("moved tag", func(t *testing.T) {
+		reg.pushArtifact(t, "a", append(blobs[:1:1], part{mediaType: "text/plain", title: "h", content: []byte("three")})...)
+		reg.takeBlobs()
+		moved, err := root.Pull(t.Context(), reg.host+"/a:1", PullOptions{})
+		require.NoError(t, err)
+		assert.NotEqual(t, first.ID, moved.ID)
+		assert.Equal(t, map[string]string{"f": "one", "h": "three"}, filesOf(t, root, moved.ID))
+		assert.Equal(t, 1, reg.takeBlobs(), "the first layer is there")
+		old, err := root.Resolve(t.Context(), first.ID)
+		require.NoError(t, err)
+		assert.Equal(t, []string{reg.host + "/b:1"}, old.Names)
+	})
+	t.Run("removed by force while it is leased", func(t *testing.T) {
+		require.NoError(t, root.Lease(t.Context(), first.ID))
+		require.NoError(t, root.store.DeleteContainer(leaseIDs(first.ID).record))
+		require.NoError(t, deleteImage(opt, first.ID))
+		require.NoError(t, root.Lease(t.Context(), first.ID))
+		got, err := root.Resolve(t.Context(), reg.host+"/b@"+d.String())
+		require.NoError(t, err)
+		assert.Equal(t, d, got.Digest)
+		assert.Equal(t, first.Digests, got.Digests)
+		require.NoError(t, root.Release(t.Context(), first.ID))
+	})
+	t.Run("policy", func(t *testing.T) {
+		write(t, opt.SignaturePolicy, `{"default":[{"type":"reject"}]}`)
+		for _, ref := range []string{"/b:1", "/a:1"} {
+			_, err := root.Pull(t.Context(), reg.host+ref, PullOptions{})
+			require.ErrorIs(t, err, ErrSignature)
+		}
+		opt := testOptions(t)
+		write(t, opt.SignaturePolicy, `{"default":[{"type":"reject"}]}`)
+		strict := open(t, opt)
+		_, err := strict.Pull(t.Context(), reg.host+"/a:1", PullOptions{})
+		require.ErrorIs(t, err, ErrSignature)
+		assert.Zero(t, reg.takeBlobs())
+		assert.Empty(t, layerIDs(t, strict))
+	})
+}
+
+func TestPullArtifactBreaksOff(t *testing.T) {
+	reg := newRegistry(t)
+	small, big := part{mediaType: "text/plain", title: "s", content: []byte("small")}, part{mediaType: "text/plain", title: "b", content: []byte(noise(4 << 20))}
+	reg.pushArtifact(t, "a", small, big)
+	ref, path := reg.host+"/a:1", digest.FromBytes(big.content).String()
+	// halve sends half of the big blob, and then does what is to be done.
+	halve := func(then func(w http.ResponseWriter, r *http.Request)) func(http.ResponseWriter, *http.Request, http.Handler) {
+		return func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			if !strings.HasSuffix(r.URL.Path, path) {
+				next.ServeHTTP(w, r)
+				return
+			}
+			w.Header().Set("Content-Length", fmt.Sprint(len(big.content)))
+			_, _ = w.Write(big.content[:2<<20])
+			w.(http.Flusher).Flush() //nolint:forcetypeassert // the server's
+			then(w, r)
+		}
+	}
+	nothingOf := func(t *testing.T, root *Root, opt Options) {
+		t.Helper()
+		images, errs := root.Images(t.Context())
+		assert.Empty(t, images)
+		assert.Empty(t, errs)
+		assert.Len(t, layerIDs(t, root), 1, "that of the small blob stays for the next pull")
+		staged, err := filepath.Glob(filepath.Join(opt.GraphRoot, "overlay*", "t*mp*", "temp-dir-*"))
+		require.NoError(t, err)
+		assert.Empty(t, staged)
+		reg.setFault(nil)
+		reg.take()
+		got, err := root.Pull(t.Context(), ref, PullOptions{})
+		require.NoError(t, err)
+		assert.Equal(t, map[string]string{"s": "small", "b": string(big.content)}, filesOf(t, root, got.ID))
+		assert.Equal(t, 1, reg.takeBlobs())
+	}
+
+	t.Run("caller leaves", func(t *testing.T) {
+		opt := testOptions(t)
+		root := open(t, opt)
+		ctx, cancel := context.WithCancel(t.Context())
+		reg.setFault(halve(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+		var last Progress
+		_, err := root.Pull(ctx, ref, PullOptions{Progress: func(p Progress) {
+			last = p
+			if p.Done >= 2<<20 {
+				cancel()
+			}
+		}})
+		require.ErrorIs(t, err, context.Canceled)
+		assert.Equal(t, int64(5+4<<20), last.Total)
+		require.Eventually(t, root.pulls.idle, time.Minute, time.Millisecond)
+		nothingOf(t, root, opt)
+	})
+	t.Run("registry stalls", func(t *testing.T) {
+		opt := testOptions(t)
+		opt.StallTimeout = 200 * time.Millisecond
+		root := open(t, opt)
+		reg.setFault(halve(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+		_, err := root.Pull(t.Context(), ref, PullOptions{})
+		require.ErrorIs(t, err, ErrRegistryUnavailable)
+		require.ErrorContains(t, err, "nothing came from the registry for 200ms")
+		root.stall = time.Minute
+		nothingOf(t, root, opt)
+	})
+	t.Run("registry does not answer", func(t *testing.T) {
+		opt := testOptions(t)
+		opt.StallTimeout = 200 * time.Millisecond
+		root := open(t, opt)
+		reg.setFault(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			if strings.HasSuffix(r.URL.Path, path) {
+				<-r.Context().Done()
+				return
+			}
+			next.ServeHTTP(w, r)
+		})
+		_, err := root.Pull(t.Context(), ref, PullOptions{})
+		require.ErrorIs(t, err, ErrRegistryUnavailable)
+		root.stall = time.Minute
+		nothingOf(t, root, opt)
+	})
+	t.Run("connection is cut once", func(t *testing.T) {
+		var cuts atomic.Int32
+		reg.setFault(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			if strings.HasSuffix(r.URL.Path, path) && cuts.Add(1) == 1 {
+				halve(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })(w, r, next)
+			}
+			next.ServeHTTP(w, r)
+		})
+		root := open(t, testOptions(t))
+		var phases []Phase
+		got, err := root.Pull(t.Context(), ref, PullOptions{Progress: func(p Progress) { phases = append(phases, p.Phase) }})
+		require.NoError(t, err)
+		assert.Equal(t, map[string]string{"s": "small", "b": string(big.content)}, filesOf(t, root, got.ID))
+		assert.Equal(t, PhaseStoring, phases[len(phases)-1])
+		reg.setFault(nil)
+	})
+	t.Run("disk is full", func(t *testing.T) {
+		opt := testOptions(t)
+		require.NoError(t, os.MkdirAll(opt.GraphRoot, 0o700))
+		require.NoError(t, unix.Mount("full", opt.GraphRoot, "tmpfs", 0, "size=3m"))
+		t.Cleanup(func() { require.NoError(t, unix.Unmount(opt.GraphRoot, 0)) })
+		root := open(t, opt)
+		_, err := root.Pull(t.Context(), ref, PullOptions{})
+		require.ErrorIs(t, err, ErrDiskFull)
+		images, errs := root.Images(t.Context())
+		assert.Empty(t, images)
+		assert.Empty(t, errs)
+	})
+	t.Run("many at once", func(t *testing.T) {
+		root := open(t, testOptions(t))
+		reg.take()
+		var all sync.WaitGroup
+		for range 8 {
+			all.Go(func() {
+				_, err := root.Pull(t.Context(), ref, PullOptions{})
+				assert.NoError(t, err)
+			})
+		}
+		all.Wait()
+		assert.Equal(t, 2, reg.takeBlobs(), "they share it")
+	})
+}
+
+func FuzzPlanBlobs(f *testing.F) {
+	for _, p := range []part{
+		{title: "a/b"}, {title: "../a"}, {annotations: map[string]string{"org.cncf.model.filepath": "w/a", "org.cncf.model.file.metadata+json": `{"mode":420,"mtime":"2025-01-01T00:00:00Z"}`}},
+	} {
+		content, err := json.Marshal(manifestOf(p, part{mediaType: ispec.MediaTypeImageLayerGzip}))
+		require.NoError(f, err)
+		f.Add(content)
+	}
+	f.Add([]byte(`{"layers":[{"mediaType":"a/b.tar+zstd","digest":"sha256:` + id("1") + `","size":1},null]}`))
+	rules, err := newMediaTypes(map[string]string{"a/*": BlobFile, "b/c*": BlobTar})
+	require.NoError(f, err)
+	f.Fuzz(func(t *testing.T, content []byte) {
+		m, err := parseArtifact(content)
+		if err != nil || m == nil {
+			return
+		}
+		blobs, err := planBlobs(m, rules)
+		if err != nil {
+			require.True(t, errors.Is(err, ErrInvalidArtifact) || errors.Is(err, ErrUnsupported), "%v", err)
+			return
+		}
+		require.Len(t, blobs, len(m.Layers))
+		for _, b := range blobs {
+			require.Zero(t, b.mode&^0o777)
+			require.GreaterOrEqual(t, b.mtime.Unix(), int64(0))
+			if b.name == "" {
+				require.True(t, b.unpack)
+				continue
+			}
+			require.True(t, filepath.IsLocal(b.name), "%q", b.name)
+			require.Equal(t, filepath.Clean(b.name), b.name)
+			// What is written can be read.
+			var out bytes.Buffer
+			b.Size = 0
+			w := blobWriter{blob: b, budget: &budget{}, clear: func(string) error { return nil }}
+			require.NoError(t, w.writeFile(&out, strings.NewReader("")))
+			var last string
+			for entries := tar.NewReader(&out); ; {
+				entry, err := entries.Next()
+				if errors.Is(err, io.EOF) {
+					break
+				}
+				require.NoError(t, err)
+				last = entry.Name
+			}
+			require.Equal(t, b.name, last)
+		}
+	})
+}
+
+// FuzzArchive reads blobs as archives: none is taken for whole that is not, and none is more than it may be.
+func FuzzArchive(f *testing.F) {
+	archive := archiveOf(f, tar.Header{Name: "d/f", Typeflag: tar.TypeReg}, tar.Header{Name: "l", Linkname: "d", Typeflag: tar.TypeSymlink})
+	f.Add(archive)
+	f.Add(gzipped(f, archive))
+	f.Add(zstandard(f, archive))
+	f.Add([]byte("no archive"))
+	f.Fuzz(func(t *testing.T, content []byte) {
+		const limit = 1 << 20
+		d := digest.FromBytes(content)
+		for _, name := range []string{"", "title"} {
+			b := blob{Descriptor: ispec.Descriptor{Digest: d, Size: int64(len(content))}, unpack: true, name: name}
+			w := blobWriter{blob: b, budget: &budget{limit: limit}, clear: func(string) error { return nil }}
+			r := &blobReader{
+				content: bytes.NewReader(content), blob: b, verifier: d.Verifier(), came: func(int64) {},
+				stall: newStallWatch(time.Hour, func() {}),
+			}
+			var out bytes.Buffer
+			err := w.write(&out, r)
+			require.NoError(t, r.err)
+			require.LessOrEqual(t, out.Len(), limit+2*len(content)+4*tarBlock)
+			if err == nil {
+				require.Equal(t, int64(len(content)), r.read)
+			}
+		}
+	})
 }

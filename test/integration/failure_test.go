@@ -177,7 +177,7 @@ func TestFailedPulls(t *testing.T) {
 				require.NoError(t, err)
 				require.NoError(t, n.Push(t.Context(), ref, artifact))
 			}, pushes,
-			`invalid OCI artifact: its title "../a" has ".." in it`,
+			`blob ` + sum + `: invalid OCI artifact: its title "../a" has ".." in it`,
 		},
 		{
 			"other platform", func(t testing.TB, ref string) {
