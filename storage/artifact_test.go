@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 	"github.com/opencontainers/go-digest"
@@ -377,6 +378,40 @@ func TestArtifactIsOne(t *testing.T) {
 		assert.Zero(t, reg.takeBlobs())
 		assert.Empty(t, layerIDs(t, strict))
 	})
+}
+
+func TestImportArtifact(t *testing.T) {
+	artifact := mutate.ConfigMediaType(imageOf(t, "one", "two"), "application/vnd.example.config")
+	d, err := artifact.Digest()
+	require.NoError(t, err)
+	layout := ociLayout(t, map[string]any{"reg.example/a:1": artifact})
+	opt := testOptions(t)
+	root := open(t, opt)
+	for range 2 {
+		got, err := root.Import(t.Context(), layout, ImportOptions{})
+		require.NoError(t, err)
+		assert.Equal(t, digest.Digest(d.String()), got.Digest)
+		assert.Equal(t, map[string]string{"file-0": "one", "file-1": "two"}, filesOf(t, root, got.ID))
+		assertProven(t, root, got.ID, "any", true)
+	}
+	assertNoDownloads(t, opt)
+}
+
+func TestPullOfAnArtifactProvesAccess(t *testing.T) {
+	reg := newRegistry(t)
+	reg.pushArtifact(t, "a", part{mediaType: "text/plain", title: "f", content: []byte("one")})
+	reg.private("user", "secret")
+	root := open(t, testOptions(t))
+	got, err := root.Pull(t.Context(), reg.host+"/a:1", PullOptions{Auth: &Auth{Username: "user", Password: "secret"}, Namespace: "team"})
+	require.NoError(t, err)
+	assertProven(t, root, got.ID, "team", true)
+	assertProven(t, root, got.ID, "other", false)
+	require.ErrorIs(t, root.Prove(t.Context(), got.ID), ErrUnproven)
+	reg.setFault(nil)
+	reg.take()
+	require.NoError(t, root.Prove(t.Context(), got.ID))
+	assert.Len(t, reg.take(), 1, "only the artifact's digest is asked for")
+	assertProven(t, root, got.ID, "other", true)
 }
 
 func TestPullArtifactBreaksOff(t *testing.T) {

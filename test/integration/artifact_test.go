@@ -171,6 +171,9 @@ func TestArtifacts(t *testing.T) {
 				pod := runPod(t, n, realnode.PodSpec{Handler: handler, Annotations: volumes(t, volume{Image: a.ref, MountPath: "/volume"})})
 				c := run(t, pod, realnode.ContainerSpec{})
 				assertFiles(t, c, "volume", a.files)
+				listed, err := ociholdCommand(t, n, "volumes", "-o", "json")
+				require.NoError(t, err)
+				assert.Contains(t, listed, a.digest.String())
 				if name == "ModelPack model" {
 					assert.Equal(t, "600 1742049000 0:0\n", sh(t, c, "stat -c '%a %Y %u:%g' /volume/weights/model-1.safetensors"))
 				}
