@@ -32,7 +32,7 @@ const (
 // makeImage makes an image of the artifact that the open source has, which it closes. Its blobs go from the registry into
 // their layers, one after the other; the image is there when all are.
 func (r *Root) makeImage(
-	ctx context.Context, named reference.Named, src *source, policy *signature.PolicyContext, _ *types.SystemContext, report func(Progress),
+	ctx context.Context, named reference.Named, src *source, policy *signature.PolicyContext, report func(Progress),
 ) (_ *cstorage.Image, err error) {
 	defer func() { err = errors.Join(err, src.Close()) }()
 	blobs, err := planBlobs(src.artifact, r.rules)

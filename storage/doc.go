@@ -15,6 +15,10 @@
 // itself, stores only the layers that no additional store has. Pulls by this package never make one, and [Roots.Mend]
 // gives CRI-O's root what such an image lacks.
 //
+// An OCI artifact becomes an image when it is pulled or imported: each of its blobs is a layer, the files of an archive or
+// one file, and the image has a config and a manifest that say so. The artifact's manifest is kept with it, and its digest
+// is the image's. From then on there is no difference.
+//
 // A lease holds an image in its root against all of them. It is two things, both named after the image id, so that any
 // process can find, complete or release it:
 //
@@ -38,6 +42,8 @@
 //     has the keys at that moment. For whom a pull has proven access is kept
 //     on the image; see [Root.Proven].
 //   - An image or layer that cannot be read is named, and does not stop the listing and the accounting of the others.
+//   - What an artifact or an image has in its archives reaches no file outside its layers. A blob of an artifact is not
+//     taken for whole before its size and digest are right, nor is it written to disk anywhere but in its layer.
 //   - A root is never shut down, and nothing in it is unmounted.
 //
 // # Caveats

@@ -66,7 +66,7 @@ func (o PullOptions) apply(sys *types.SystemContext) {
 // ErrRegistryUnavailable.
 //
 // Errors that wrap ErrNotFound, ErrInvalidReference, ErrUnauthorized, ErrRegistryUnavailable, ErrDigestMismatch,
-// ErrSignature, ErrEncrypted, ErrUnsupported, ErrDiskFull or ErrClosed say what has to change; ctx's error means that the
+// ErrSignature, ErrEncrypted, ErrInvalidArtifact, ErrTooLarge, ErrUnsupported, ErrDiskFull or ErrClosed say what has to change; ctx's error means that the
 // caller left.
 func (r *Root) Pull(ctx context.Context, ref string, opt PullOptions) (Image, error) {
 	if err := r.usable(ctx); err != nil {
@@ -238,11 +238,13 @@ func (r *Root) named(named reference.Named) (Image, bool) {
 
 // transfer brings what the open source has, which it closes, into the root.
 func (r *Root) transfer(ctx context.Context, named reference.Named, src *source, policy *signature.PolicyContext, sys *types.SystemContext, report func(Progress)) (Image, error) {
-	bring := r.copyImage
+	var record *cstorage.Image
+	var err error
 	if src.artifact != nil {
-		bring = r.makeImage
+		record, err = r.makeImage(ctx, named, src, policy, report)
+	} else {
+		record, err = r.copyImage(ctx, named, src, policy, sys, report)
 	}
-	record, err := bring(ctx, named, src, policy, sys, report)
 	if err != nil {
 		return Image{}, err
 	}
