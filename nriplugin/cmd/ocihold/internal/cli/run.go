@@ -90,6 +90,9 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, log *logrus.L
 	if err := store.roots.RemoveHalf(ctx); err != nil {
 		log.WithError(err).Warn("images that a killed pull left half recorded are not removed")
 	}
+	if err := store.roots.RemoveUnwritten(ctx); err != nil {
+		log.WithError(err).Warn("files that a killed program left half written are not removed")
+	}
 	root, err := store.roots.Handler(imageservice.DefaultRoot)
 	if err != nil {
 		return err

@@ -42,6 +42,7 @@ func (s *sweeper) sweep(ctx context.Context) {
 		undone string
 	}{
 		{s.store.roots.RemoveHalf, "images that a killed pull left half recorded are not removed"},
+		{s.store.roots.RemoveUnwritten, "files that a killed program left half written are not removed"},
 		{s.store.roots.ResumeMending, "images that were being mended are not whole yet"},
 		{s.mend, "images that lean on handlers' roots are not known"},
 		{s.store.roots.FreeKept, "layers that nothing needs are not freed"},
