@@ -59,6 +59,15 @@ func isDiskFull(err error) bool {
 		strings.Contains(err.Error(), syscall.ENOSPC.Error()) || strings.Contains(err.Error(), syscall.EDQUOT.Error())
 }
 
+// isWriteFailure tells whether err may be of a file system that does not take what is written to it.
+func isWriteFailure(err error) bool {
+	if err == nil {
+		return false
+	}
+	text := err.Error() // containers/image does not wrap all of them
+	return isDiskFull(err) || strings.Contains(text, syscall.EIO.Error()) || strings.Contains(text, syscall.EROFS.Error())
+}
+
 // isLeaning tells whether the overlay driver missed the short link of a layer (containers/storage, overlay.go, getLower):
 // it is in another root.
 func isLeaning(err error) bool {

@@ -80,6 +80,7 @@ func (r *Root) importFrom(ctx context.Context, from string, opt ImportOptions) (
 		image, err := r.bring(ctx, named, &sys, report, func(known knows) (*source, error) {
 			return openImport(ctx, chosen, named, &sys, known)
 		})
+		r.suspect(err)
 		return image, classifyImport(err)
 	})
 }

@@ -61,10 +61,11 @@ func hostMapped() *cstorage.LayerOptions {
 // Lease holds the image until Release. It is idempotent, completes a lease that is incomplete, and is atomic against
 // the image's removal: it returns ErrNotFound where the image is gone. One that was removed by force, lease or no lease, is
 // made again from what the lease kept, without a registry.
-func (r *Root) Lease(ctx context.Context, imageID string) error {
+func (r *Root) Lease(ctx context.Context, imageID string) (err error) {
 	if err := r.usable(ctx); err != nil {
 		return fmt.Errorf("lease image %s: %w", imageID, err)
 	}
+	defer func() { r.suspect(err) }()
 	if !reference.IsFullIdentifier(imageID) {
 		return fmt.Errorf("lease image %q: %w: not an image id", imageID, ErrInvalidReference)
 	}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -115,7 +116,9 @@ type Root struct {
 	arriving arrivals
 	leaseMu  sync.Mutex
 	reserve  reserve
-	meter    meter
+	// suspected says that what containers/storage has in memory may not be what is on disk.
+	suspected atomic.Bool
+	meter     meter
 	// patience is how long Usage waits for layers to be measured.
 	patience time.Duration
 }
@@ -252,6 +255,7 @@ func (r *Root) usable(ctx context.Context) error {
 	if err := r.ready(); err != nil {
 		return err
 	}
+	r.reassure()
 	return ctx.Err()
 }
 

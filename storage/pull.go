@@ -83,6 +83,7 @@ func (r *Root) Pull(ctx context.Context, ref string, opt PullOptions) (Image, er
 	}
 	image, err := r.pulls.do(ctx, strings.Join(keys, " ")+"\n"+opt.key(), opt.Progress, func(ctx context.Context, report func(Progress)) (Image, error) {
 		image, err := r.pullFirst(ctx, candidates, opt, report)
+		r.suspect(err)
 		r.countPull(err)
 		if err != nil && ctx.Err() != nil {
 			r.log.WithField("image", ref).WithError(context.Cause(ctx)).Info("pull cancelled")

@@ -44,6 +44,9 @@ func withRoom(roots []*Root, fn func() error) error {
 		defer r.leaveReserve()
 	}
 	err := fn()
+	for _, r := range roots {
+		r.suspect(err)
+	}
 	if err == nil || !isDiskFull(err) {
 		return err
 	}
@@ -172,6 +175,26 @@ func (r *Root) reload() error {
 		}
 	}
 	return nil
+}
+
+// suspect has the root's lists read again before the next call, where err may be that of a write: containers/storage may
+// have layers in memory then whose content it could not write, and they would fail every pull that comes upon them.
+func (r *Root) suspect(err error) {
+	if isWriteFailure(err) {
+		r.suspected.Store(true)
+	}
+}
+
+// reassure reads the lists again, if they are suspected. Where that is not possible yet, as the disk is as it was, the
+// next call tries it.
+func (r *Root) reassure() {
+	if !r.suspected.CompareAndSwap(true, false) {
+		return
+	}
+	if err := r.reload(); err != nil {
+		r.suspected.Store(true)
+		r.log.WithError(err).Debug("the lists of the root are not read again yet")
+	}
 }
 
 // full makes an error that says so ErrDiskFull.

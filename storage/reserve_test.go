@@ -79,3 +79,38 @@ func TestRemoveFromFullRoots(t *testing.T) {
 		assertNoLayerDirs(t, base)
 	})
 }
+
+// What a pull could not write is not taken for written once there is room again.
+func TestPullIntoRootThatWasFull(t *testing.T) {
+	reg := newRegistry(t)
+	opt := testOptions(t)
+	require.NoError(t, os.Mkdir(opt.GraphRoot, 0o700))
+	require.NoError(t, unix.Mount("full", opt.GraphRoot, "tmpfs", 0, "size=24m,nr_inodes=2000"))
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(opt.GraphRoot, unix.MNT_DETACH)) })
+	root := open(t, opt)
+	for i := range 12 {
+		ref := fmt.Sprintf("a:%d", i)
+		reg.push(t, ref, imageOf(t, ref, noise(1<<16), noise(1<<16)))
+		blocks, inodes := fillUp(t, opt.GraphRoot)
+		// The pull comes further each time before it fails.
+		for j := range i {
+			require.NoError(t, os.Remove(filepath.Join(inodes, fmt.Sprint(j))))
+		}
+		require.NoError(t, os.Truncate(blocks, fileSize(t, blocks)-int64(i)<<13))
+		_, err := root.Pull(t.Context(), reg.host+"/"+ref, PullOptions{})
+		require.NoError(t, os.Remove(blocks))
+		require.NoError(t, os.RemoveAll(inodes))
+		if err != nil {
+			require.ErrorIs(t, err, ErrDiskFull)
+		}
+		_, err = root.Pull(t.Context(), reg.host+"/"+ref, PullOptions{})
+		require.NoError(t, err, "with %d inodes", i)
+	}
+}
+
+func fileSize(t *testing.T, file string) int64 {
+	t.Helper()
+	info, err := os.Stat(file)
+	require.NoError(t, err)
+	return info.Size()
+}
