@@ -7,29 +7,12 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"os"
 	"time"
 
 	"github.com/sirupsen/logrus"
-	"golang.org/x/sys/unix"
 
 	"github.com/ocihold/ocihold/storage"
 )
-
-// Listen makes the socket, with mode 0600, in place of one that a daemon before
-// left. Whoever calls it has made sure that there is no other daemon.
-func Listen(socket string) (net.Listener, error) {
-	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("remove old socket: %w", err)
-	}
-	mask := unix.Umask(0o177)
-	listener, err := net.Listen("unix", socket) //nolint:noctx // binds at once
-	unix.Umask(mask)
-	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", socket, err)
-	}
-	return listener, nil
-}
 
 // Serve answers on listener until ctx ends.
 func Serve(ctx context.Context, listener net.Listener, daemon Daemon, log logrus.FieldLogger) error {
