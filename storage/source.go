@@ -274,16 +274,30 @@ func (s *source) readManifest(blob []byte, mime string) error {
 			return fmt.Errorf("parse the manifest: %w", err)
 		}
 	}
-	if s.artifact == nil {
+	if s.artifact == nil { // whose blobs are looked at as its files are planned
 		s.config = m.ConfigInfo().Digest
-		if err := s.config.Validate(); err != nil {
-			return fmt.Errorf("parse the manifest: digest of the config: %w", err)
+		if err := checkBlob(m.ConfigInfo()); err != nil {
+			return fmt.Errorf("parse the manifest: config: %w", err)
 		}
 	}
-	for _, l := range m.LayerInfos() {
+	for i, l := range m.LayerInfos() {
+		if err := checkBlob(l.BlobInfo); s.artifact == nil && err != nil {
+			return fmt.Errorf("parse the manifest: layer %d: %w", i, err)
+		}
 		if !l.EmptyLayer {
 			s.layers = append(s.layers, l.BlobInfo)
 		}
+	}
+	return nil
+}
+
+// checkBlob refuses a blob whose digest is none, which could be a path, or whose size is none; -1 is a size not known.
+func checkBlob(b types.BlobInfo) error {
+	if err := b.Digest.Validate(); err != nil {
+		return fmt.Errorf("digest %q: %w", b.Digest, err)
+	}
+	if b.Size < -1 {
+		return fmt.Errorf("size %d is negative", b.Size)
 	}
 	return nil
 }
