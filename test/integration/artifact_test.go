@@ -233,3 +233,37 @@ func testTools(t *testing.T, n *realnode.Node, a artifact, id string, before []s
 	assertAbsent(t, n, a.ref)
 	assert.Equal(t, before, layersOf(t, n.CRIORoot()))
 }
+
+// TestMediaTypes has the configuration say what becomes of blobs.
+func TestMediaTypes(t *testing.T) {
+	settings := filepath.Join(t.TempDir(), "types.toml")
+	require.NoError(t, os.WriteFile(settings, []byte("[media_types]\n\"application/vnd.test.*\" = \"tar\"\n\"application/vnd.test.kept*\" = \"file\"\n"), 0o600))
+	n := realnode.Boot(t, realnode.Options{OciholdConf: settings})
+	packed, err := images.Image(images.Config{Packing: images.Zstd}, version("1"))
+	require.NoError(t, err)
+	layers, err := packed.Layers()
+	require.NoError(t, err)
+	compressed, err := layers[0].Compressed()
+	require.NoError(t, err)
+	var archive bytes.Buffer
+	_, err = archive.ReadFrom(compressed)
+	require.NoError(t, err)
+	pushed := func(ref string, blobs ...images.Blob) string {
+		content, err := images.Artifact("application/vnd.test", blobs...)
+		require.NoError(t, err)
+		require.NoError(t, n.Push(t.Context(), ref, content))
+		return n.Ref(ref)
+	}
+	ref := pushed("types:1",
+		images.Blob{MediaType: "application/vnd.test.bundle", Content: archive.Bytes()},
+		images.Blob{MediaType: "application/vnd.test.kept.tar", Title: "kept.tar", Content: archive.Bytes()})
+	pod := runPod(t, n, realnode.PodSpec{Annotations: volumes(t, volume{Image: ref, MountPath: "/volume"})})
+	assertFiles(t, run(t, pod, realnode.ContainerSpec{}), "volume", map[string]string{"version": "1", "kept.tar": archive.String()})
+	require.NoError(t, pod.Remove(t.Context()))
+
+	no := pushed("types:2", images.Blob{MediaType: "application/vnd.test.bundle", Content: []byte("no archive")})
+	pod = runPod(t, n, realnode.PodSpec{Annotations: volumes(t, volume{Image: no, MountPath: "/volume"})})
+	refused(t, pod, realnode.ContainerSpec{}, `its media type "application/vnd.test.bundle" is that of an archive`)
+	require.NoError(t, pod.Remove(t.Context()))
+	n.AssertClean(t)
+}

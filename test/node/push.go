@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -19,7 +20,11 @@ func push() *cobra.Command {
 	var dir string
 	var files []string
 	var stack int
+	var artifact bool
 	cmd := &cobra.Command{Use: "push REF", Short: "Push an image made of files, and print its full name", Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
+		if artifact {
+			return pushArtifact(cmd.Context(), dir, args[0], files)
+		}
 		var layers [][]images.Entry
 		if stack > 0 {
 			layers = images.Stack(stack)
@@ -38,21 +43,47 @@ func push() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		n, err := realnode.Attach(dir)
-		if err != nil {
-			return err
-		}
-		defer n.Close()
-		if err := n.Push(cmd.Context(), args[0], image); err != nil {
-			return err
-		}
-		fmt.Println(n.Ref(args[0]))
-		return nil
+		return pushTo(cmd.Context(), dir, args[0], image)
 	}}
 	dirFlag(cmd, &dir)
 	cmd.Flags().StringArrayVar(&files, "file", nil, "`PATH=SOURCE`: a layer with this file, executable if the source is (repeatable)")
 	cmd.Flags().IntVar(&stack, "stack", 0, "`number` of layers with every kind of change between them")
+	cmd.Flags().BoolVar(&artifact, "artifact", false, "push an OCI artifact, with each file as a blob of that title")
 	return cmd
+}
+
+// pushTo puts content into the registry of the node in dir.
+func pushTo(ctx context.Context, dir, ref string, content images.Pushable) error {
+	n, err := realnode.Attach(dir)
+	if err != nil {
+		return err
+	}
+	defer n.Close()
+	if err := n.Push(ctx, ref, content); err != nil {
+		return err
+	}
+	fmt.Println(n.Ref(ref))
+	return nil
+}
+
+func pushArtifact(ctx context.Context, dir, ref string, files []string) error {
+	var blobs []images.Blob
+	for _, f := range files {
+		name, source, ok := strings.Cut(f, "=")
+		if !ok {
+			return fmt.Errorf("--file %s: it is PATH=SOURCE", f)
+		}
+		content, err := os.ReadFile(source)
+		if err != nil {
+			return err
+		}
+		blobs = append(blobs, images.Blob{MediaType: "application/octet-stream", Title: name, Content: content})
+	}
+	artifact, err := images.Artifact("application/vnd.test", blobs...)
+	if err != nil {
+		return err
+	}
+	return pushTo(ctx, dir, ref, artifact)
 }
 
 func fileEntry(arg string) (images.Entry, error) {
