@@ -9,13 +9,13 @@
 // of the container process do not say otherwise:
 //
 //   - The last mount of the bundle at or over the volume's path is a bind mount
-//     of a directory directly in the daemon's mount directory, DIR/KEY, with ro,
+//     of what is directly in the daemon's mount directory, DIR/KEY, with ro,
 //     nosuid and nodev, and with noexec unless the volume asks for exec.
 //   - If the process of the hook's state already has mounts in the root file
 //     system of the container, as with runc and crun, the path resolved in it
-//     leads to an overlay with the source ocihold:KEY and the same options. If
-//     it has none, as with runtimes that mount in a virtual machine, the bundle
-//     decides.
+//     leads to an overlay with the same options, and to the very directory or
+//     file that is at DIR/KEY. If it has none, as with runtimes that mount in a
+//     virtual machine, the bundle decides.
 //
 // What is asked for is read from the pod's annotations alone, by the same code
 // as in the daemon. CRI-O writes them into the container's annotations, where
@@ -100,8 +100,7 @@ func readState(stdin io.Reader) (specs.State, error) {
 	return state, json.Unmarshal(text, &state)
 }
 
-// volume is a requested volume and the path of the daemon's mount for it, which
-// is that overlay's source as well.
+// volume is a requested volume and the path of the daemon's mount for it.
 type volume struct {
 	request.Volume
 	source string

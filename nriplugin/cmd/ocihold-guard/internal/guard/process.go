@@ -38,17 +38,17 @@ func (b *bundle) checkProcess(pid int, volumes []volume) error {
 	if !table.under(rootfs) {
 		return nil
 	}
-	root, err := unix.Open(proc+"/root"+rootfs, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("open the root of container %s of pod %s: %w", b.container(), b.pod(), err)
-	}
-	defer unix.Close(root)
-	for _, v := range volumes {
-		id, err := mountAt(root, v.MountPath)
-		if err == nil {
-			err = table[id].check(v)
-		}
+	var roots [2]int
+	for i, dir := range []string{"/root", "/root" + rootfs} {
+		fd, err := unix.Open(proc+dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		if err != nil {
+			return fmt.Errorf("open the root of container %s of pod %s: %w", b.container(), b.pod(), err)
+		}
+		defer unix.Close(fd)
+		roots[i] = fd
+	}
+	for _, v := range volumes {
+		if err := table.check(roots[0], roots[1], v); err != nil {
 			return b.refuse(v.Volume, err)
 		}
 	}
@@ -68,31 +68,38 @@ func (b *bundle) rootfs() string {
 	return filepath.Clean(rootfs)
 }
 
-// mountAt returns the id of the mount that the path leads to, with symbolic
-// links followed inside the root.
-func mountAt(root int, p string) (uint64, error) {
-	fd, err := unix.Openat2(root, p, &unix.OpenHow{
+// place is what a path leads to.
+type place struct {
+	mount      uint64 // its id
+	dev1, dev2 uint32 // with ino, tell files apart
+	ino        uint64
+}
+
+// placeAt finds what a path leads to. Symbolic links in it are followed as if dir
+// were the root of all.
+func placeAt(dir int, p string) (place, error) {
+	fd, err := unix.Openat2(dir, p, &unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
 	})
 	if err != nil {
-		return 0, fmt.Errorf("not mounted: open it in the container: %w", err)
+		return place{}, err
 	}
 	defer unix.Close(fd)
 	var stat unix.Statx_t
-	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &stat); err != nil {
-		return 0, fmt.Errorf("not mounted: find its mount: %w", err)
+	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_INO|unix.STATX_MNT_ID, &stat); err != nil {
+		return place{}, err
 	}
 	if stat.Mask&unix.STATX_MNT_ID == 0 {
-		return 0, errors.New("its mount cannot be told: Linux 5.8 or later is needed")
+		return place{}, errors.New("its mount cannot be told: Linux 5.8 or later is needed")
 	}
-	return stat.Mnt_id, nil
+	return place{stat.Mnt_id, stat.Dev_major, stat.Dev_minor, stat.Ino}, nil
 }
 
 // mount is a line of mountinfo (proc_pid_mountinfo(5)).
 type mount struct {
-	root, point, fstype, source string
-	options                     []string
+	point, fstype, source string
+	options               []string
 }
 
 // mounts are the mounts of a process by id.
@@ -106,7 +113,6 @@ func parseMountinfo(text []byte) (mounts, error) {
 	table := mounts{}
 	for _, line := range lines {
 		table[uint64(line.ID)] = mount{ //nolint:gosec // the kernel's ids are not negative
-			root:    line.Root,
 			point:   line.Mountpoint,
 			options: strings.Split(line.Options, ","),
 			fstype:  line.FSType,
@@ -126,10 +132,27 @@ func (m mounts) under(dir string) bool {
 	return false
 }
 
+// check compares what the volume's path leads to in the container with what the
+// daemon has mounted for it on the host, a directory or file: it has to be the very
+// same, in an overlay. Both are directories that this is looked for in.
+func (m mounts) check(host, container int, v volume) error {
+	there, err := placeAt(container, v.MountPath)
+	if err != nil {
+		return fmt.Errorf("not mounted: open it in the container: %w", err)
+	}
+	wanted, err := placeAt(host, v.source)
+	if err != nil {
+		return fmt.Errorf("not mounted: open %s: %w", v.source, err)
+	}
+	mount := m[there.mount]
+	there.mount, wanted.mount = 0, 0
+	return mount.check(v, there == wanted)
+}
+
 // check compares the mount that the volume's path leads to with what it should
-// be; a path without mount leads to the root file system, or to nothing known.
-func (m mount) check(v volume) error {
-	if m.fstype != "overlay" || m.source != v.source || m.root != "/" {
+// be. same says that the file there is.
+func (m mount) check(v volume, same bool) error {
+	if m.fstype != "overlay" || !same {
 		return fmt.Errorf("not mounted: %q of type %q is there, not %q: %s", m.source, m.fstype, v.source, restart)
 	}
 	for _, option := range required(v.Exec) {
