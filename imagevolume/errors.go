@@ -15,4 +15,16 @@ var (
 	// whose image is not there. The name is that of kubelet's reason
 	// (KEP-4639).
 	ErrPullPolicyNever = errors.New("ErrImageNeverPull")
+
+	// ErrMountFailed is returned for a volume whose images are there and do not
+	// have what it asks for, or cannot be mounted. The text that a container is
+	// refused with begins with this name, which is CRI's for such a failure.
+	ErrMountFailed = errors.New("ImageVolumeMountFailed")
 )
+
+// mountFailure is an ErrMountFailed without the name, which is put before the
+// whole text.
+type mountFailure struct{ error }
+
+func (f mountFailure) Is(target error) bool { return target == ErrMountFailed }
+func (f mountFailure) Unwrap() error        { return f.error }

@@ -1,8 +1,10 @@
 package imagevolume
 
 import (
+	"errors"
 	"fmt"
 	"path"
+	"slices"
 
 	"github.com/ocihold/ocihold/imagevolume/request"
 )
@@ -30,8 +32,8 @@ func (m *Manager) addPod(info Pod) *pod {
 // Faulty ones are told of when their container is created.
 func (m *Manager) lookAll(p *pod) {
 	for _, v := range request.All(p.Annotations) {
-		if w := wantOf(v); p.looks[w] == nil {
-			m.look(p, w)
+		if supported(v) == nil && p.looks[wantOf(v)] == nil {
+			m.look(p, v)
 		}
 	}
 }
@@ -46,6 +48,9 @@ func (m *Manager) CreateContainer(info Pod, c Container) ([]Given, error) {
 		return nil, err
 	}
 	for _, v := range volumes {
+		if err := supported(v); err != nil {
+			return nil, err
+		}
 		for destination := range c.Mounts {
 			if path.Clean(destination) == v.MountPath {
 				return nil, fmt.Errorf("image volume %s of container %s of pod %s/%s: something else is mounted there already; "+
@@ -60,13 +65,12 @@ func (m *Manager) CreateContainer(info Pod, c Container) ([]Given, error) {
 	m.end(p, c.Name) // that the one before has ended may not have been told
 	var missing error
 	for _, v := range volumes {
-		w := wantOf(v)
-		l := p.looks[w]
+		l := p.looks[wantOf(v)]
 		switch {
 		case l == nil:
-			l = m.look(p, w)
-		case l.ready() && !m.mounts.Mounted(key(l.image)):
-			m.log.WithField("image_id", l.image.ID).Warn("mount of an image volume is gone; it is made again")
+			l = m.look(p, v)
+		case l.ready() && !m.mounts.Mounted(l.key()):
+			m.log.WithField("image", l.refs()).Warn("mount of an image volume is gone; it is made again")
 			m.again(l)
 		}
 		if err := l.answer(); err != nil {
@@ -74,11 +78,11 @@ func (m *Manager) CreateContainer(info Pod, c Container) ([]Given, error) {
 				m.again(l)
 			}
 			if missing == nil {
-				missing = fmt.Errorf("image volume %s: %w", v.MountPath, err)
+				missing = refusal(v, err)
 			}
 			continue
 		}
-		g.volumes = append(g.volumes, Given{Volume: v, From: l.image, Mount: planMount(v, m.mounts.Path(key(l.image)))})
+		g.volumes = append(g.volumes, Given{Volume: v, From: l.images, Mount: planMount(v, m.mounts.Path(l.key())), key: l.key()})
 	}
 	if missing != nil {
 		return nil, missing
@@ -88,6 +92,15 @@ func (m *Manager) CreateContainer(info Pod, c Container) ([]Given, error) {
 		wake(m.settles) // to lease their images
 	}
 	return g.volumes, nil
+}
+
+// refusal is why a container does not get a volume.
+func refusal(v request.Volume, err error) error {
+	text := fmt.Errorf("image volume %s: %w", v.MountPath, err)
+	if errors.Is(err, ErrMountFailed) {
+		return fmt.Errorf("%w: %w", ErrMountFailed, text)
+	}
+	return text
 }
 
 // EndContainer tells that a container is being stopped, has exited, or is gone;
@@ -117,7 +130,8 @@ func (m *Manager) end(p *pod, name string) {
 	delete(p.given, name)
 	wake(m.settles)
 	for _, v := range g.volumes {
-		if l := p.looks[wantOf(v.Volume)]; l != nil && v.PullPolicy == request.Always {
+		always := slices.ContainsFunc(v.Sources, func(s request.Source) bool { return s.PullPolicy == request.Always })
+		if l := p.looks[wantOf(v.Volume)]; l != nil && always {
 			m.again(l)
 		}
 	}
@@ -194,14 +208,19 @@ func (m *Manager) adopt(p *pod, c Container) {
 		if key == "" {
 			continue
 		}
-		img := imageOf(key)
-		w := wantOf(v)
-		if p.looks[w] == nil {
-			l := &look{want: w, root: img.Root, namespace: p.Namespace, image: img, adopt: true}
+		var from []Image
+		for _, id := range identify(key, v.Sources, nil) {
+			from = append(from, Image{Root: parseKey(key).root, ID: id})
+		}
+		if w := wantOf(v); p.looks[w] == nil {
+			l := &look{
+				sources: v.Sources, root: m.stores.Root(p.Handler), namespace: p.Namespace,
+				mounts: []string{key}, images: from, adopt: key,
+			}
 			p.looks[w] = l
 			m.again(l)
 		}
-		g.volumes = append(g.volumes, Given{Volume: v, From: img, Mount: planMount(v, source)})
+		g.volumes = append(g.volumes, Given{Volume: v, From: from, Mount: planMount(v, source), key: key})
 	}
 	if !g.empty() {
 		p.given[c.Name] = g

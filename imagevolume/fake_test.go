@@ -10,7 +10,10 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ocihold/ocihold/imagevolume"
+	"github.com/ocihold/ocihold/imagevolume/hostmount"
 )
 
 // fakeStore is a store and a registry in memory.
@@ -184,7 +187,10 @@ func (s *fakeStore) MountedAt(_ context.Context, dirs []string) (map[string][]st
 	return found, nil
 }
 
-func (s *fakeStore) LowerDirs(_ context.Context, imageID string) ([]string, error) {
+func (s *fakeStore) LowerDirs(_ context.Context, imageID string, mediaTypes []string) ([]string, error) {
+	if slices.Contains(mediaTypes, "none") {
+		return nil, errors.New("it has no such layer: media types none; it has some")
+	}
 	return []string{"/layers/" + imageID}, nil
 }
 
@@ -232,11 +238,19 @@ func (m *fakeMounts) Key(path string) string {
 	return key
 }
 
-func (m *fakeMounts) Ensure(key string, lowers []string) error {
+func (m *fakeMounts) Ensure(key string, spec hostmount.Spec) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(lowers) == 0 {
+	if len(spec.Layers)+len(spec.Parts) == 0 {
 		return errors.New("no layers")
+	}
+	for _, part := range spec.Parts {
+		switch {
+		case !m.mounted[part.Key]:
+			return fmt.Errorf("%s is not mounted", part.Key)
+		case part.Path == "missing":
+			return &hostmount.PartError{Part: part, Err: unix.ENOENT}
+		}
 	}
 	m.mounted[key] = true
 	return nil

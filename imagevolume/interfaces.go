@@ -1,6 +1,10 @@
 package imagevolume
 
-import "context"
+import (
+	"context"
+
+	"github.com/ocihold/ocihold/imagevolume/hostmount"
+)
 
 // Image is an image in a root.
 type Image struct {
@@ -12,6 +16,9 @@ type Image struct {
 	// Digest is the digest of the manifest.
 	Digest string
 }
+
+// plain is the image by what tells it from others.
+func (img Image) plain() Image { return Image{Root: img.Root, ID: img.ID} }
 
 // Progress says how far a pull is. Total is 0 while it is not known. Both are
 // in bytes.
@@ -58,8 +65,11 @@ type Store interface {
 	// together at one of dirs: their IDs by directory. Leased ones that were
 	// removed by force are among them; several images can have the same layers.
 	MountedAt(ctx context.Context, dirs []string) (map[string][]string, error)
-	// LowerDirs returns the directories of the image's layers, topmost first.
-	LowerDirs(ctx context.Context, imageID string) ([]string, error)
+	// LowerDirs returns the directories of the image's layers, topmost first: of
+	// all, or of those whose media type one of the patterns matches (see
+	// request.Source). It returns an error that lists the types there are where no
+	// layer has any of them.
+	LowerDirs(ctx context.Context, imageID string, mediaTypes []string) ([]string, error)
 }
 
 // Mounts is where volumes are mounted on the host, each under a key. See
@@ -68,8 +78,8 @@ type Mounts interface {
 	Path(key string) string
 	// Key is the inverse of Path; "" for a path that is not a mount's.
 	Key(path string) string
-	// Ensure mounts lowers, topmost first, for key, once.
-	Ensure(key string, lowers []string) error
+	// Ensure mounts what spec says for key, once.
+	Ensure(key string, spec hostmount.Spec) error
 	// Mounted is fast: memory or a system call.
 	Mounted(key string) bool
 	// Release detaches the mount of key; it is idempotent.

@@ -43,10 +43,13 @@ type Native struct {
 type Given struct {
 	request.Volume
 
-	// From is the image that was mounted.
-	From Image
+	// From are the images that were mounted, by source. It is nil while it is not
+	// known which a container has that was taken over.
+	From []Image
 	// Mount is how the container got it.
 	Mount Mount
+
+	key string // of the mount
 }
 
 // Manager tracks pods, and the images that their volumes hold. Its methods may
@@ -91,31 +94,51 @@ func newPod(info Pod) *pod {
 	return &pod{Pod: info, looks: map[want]*look{}, given: map[string]*given{}}
 }
 
-// need adds the key of each image that the pod needs: true for one that it has,
-// false for one that it may be about to have.
-func (p *pod) need(keys map[string]bool) {
+// needs are the keys of the mounts that pods need.
+type needs struct {
+	has   keys // those that they have
+	maybe keys // those that they may be about to have
+	// images are those that are known to be in the former.
+	images map[Image]bool
+}
+
+func newNeeds() needs { return needs{keys{}, keys{}, map[Image]bool{}} }
+
+// key reports whether the mount of the key is needed.
+func (n needs) key(key string) bool {
+	_, has := n.has[key]
+	_, maybe := n.maybe[key]
+	return has || maybe
+}
+
+// image reports whether the image is.
+func (n needs) image(img Image) bool { return n.has.have(img) || n.maybe.have(img) }
+
+// need adds what the pod needs.
+func (p *pod) need(n needs) {
 	for _, l := range p.looks {
-		if l.candidate.ID != "" {
-			if k := key(l.candidate); !keys[k] {
-				keys[k] = false
-			}
+		for _, k := range l.candidates {
+			n.maybe.add(k)
 		}
-		if l.image.ID != "" {
-			keys[key(l.image)] = true
+		for _, k := range l.mounts {
+			n.has.add(k)
+		}
+		for _, img := range l.images {
+			n.images[img.plain()] = true
 		}
 	}
 	for _, g := range p.given {
 		for _, v := range g.volumes {
-			keys[key(v.From)] = true
+			n.has.add(v.key)
 		}
 	}
 }
 
-// needNative adds the key of each image of a native volume that the pod has.
-func (p *pod) needNative(keys map[string]bool) {
+// needNative adds the image of each native volume that the pod has.
+func (p *pod) needNative(images map[Image]bool) {
 	for _, g := range p.given {
 		for _, v := range g.natives {
-			keys[key(Image{ID: v.ImageID})] = true
+			images[Image{ID: v.ImageID}] = true
 		}
 	}
 }

@@ -94,7 +94,7 @@ func TestVolumeFromSandboxToRelease(t *testing.T) {
 			Source: "/mounts/" + id("a"), Destination: "/a",
 			Options: []string{"bind", "rprivate", "ro", "nosuid", "nodev", "noexec"},
 		}, given[0].Mount)
-		assert.Equal(t, "sha256:"+id("a"), given[0].From.Digest)
+		assert.Equal(t, "sha256:"+id("a"), given[0].From[0].Digest)
 		assert.Equal(t, []string{"pull reg/a:1", "lease a"}, w.store.calls())
 		assert.Equal(t, "/a", w.Volumes()[0].MountPath)
 
@@ -312,7 +312,7 @@ func TestAlwaysLooksAgainWhenAContainerEnds(t *testing.T) {
 		w.wait()
 		given, err := w.CreateContainer(p, imagevolume.Container{ID: "1", Name: "c"})
 		require.NoError(t, err)
-		assert.Equal(t, id("c"), given[0].From.ID)
+		assert.Equal(t, id("c"), given[0].From[0].ID)
 		w.store.calls()
 		w.mounts.set(func() { w.mounts.used[id("c")] = true })
 
@@ -324,7 +324,7 @@ func TestAlwaysLooksAgainWhenAContainerEnds(t *testing.T) {
 		assert.True(t, w.store.leases()[id("c")], "in use")
 		given, err = w.CreateContainer(p, imagevolume.Container{ID: "2", Name: "c"})
 		require.NoError(t, err)
-		assert.Equal(t, id("d"), given[0].From.ID)
+		assert.Equal(t, id("d"), given[0].From[0].ID)
 
 		w.mounts.set(func() { w.mounts.used = map[string]bool{} })
 		time.Sleep(2 * time.Minute)
@@ -560,7 +560,7 @@ func TestRestartTakesOver(t *testing.T) {
 		w.wait()
 		given, err := w.CreateContainer(p, imagevolume.Container{ID: "2", Name: "c"})
 		require.NoError(t, err)
-		assert.Equal(t, id("d"), given[0].From.ID)
+		assert.Equal(t, id("d"), given[0].From[0].ID)
 
 		w.Synchronize(nil, nil)
 		w.mounts.set(func() { w.mounts.used = map[string]bool{} })
@@ -589,19 +589,22 @@ func TestUsers(t *testing.T) {
 		w.RunPod(p)
 		w.wait()
 		w.mounts.set(func() { w.mounts.used = map[string]bool{"vm." + id("b"): true} })
-		users, err := w.Users(t.Context())
-		require.NoError(t, err)
+		users := func() map[string][]string {
+			t.Helper()
+			users, err := w.Users(t.Context())
+			require.NoError(t, err)
+			return map[string][]string{"a": users(id("a")), "b": users(id("b")), "c": users(id("c"))}
+		}
 		assert.Equal(t, map[string][]string{
-			id("a"): {"pod ns/p, which asks for it as a volume"},
-			id("b"): {"a process that has it as a volume"},
-		}, users)
+			"a": {"pod ns/p, which asks for it as a volume"},
+			"b": {"a process that has it as a volume"},
+			"c": nil,
+		}, users())
 
-		_, err = w.CreateContainer(p, imagevolume.Container{ID: "1", Name: "c"})
+		_, err := w.CreateContainer(p, imagevolume.Container{ID: "1", Name: "c"})
 		require.NoError(t, err)
 		w.mounts.set(func() { w.mounts.used = map[string]bool{id("a"): true} })
-		users, err = w.Users(t.Context())
-		require.NoError(t, err)
-		assert.Equal(t, map[string][]string{id("a"): {"volume /a (ns/p/c)"}}, users)
+		assert.Equal(t, map[string][]string{"a": {"volume /a (ns/p/c)"}, "b": nil, "c": nil}, users())
 
 		w.mounts.set(func() { w.mounts.err = errors.New("no /proc") })
 		_, err = w.Users(t.Context())

@@ -51,8 +51,8 @@ func TestNativeVolume(t *testing.T) {
 			listed := w.Volumes()
 			require.Len(t, listed, 2)
 			assert.Equal(t, imagevolume.Status{
-				Namespace: "ns", Pod: "p", Container: "c", MountPath: "/n", Image: id("a"), ImageID: id("a"),
-				HostPath: "/layers/a/merged", Native: true,
+				Namespace: "ns", Pod: "p", Container: "c", MountPath: "/n",
+				VolumeImage: imagevolume.VolumeImage{Image: id("a"), ImageID: id("a")}, HostPath: "/layers/a/merged", Native: true,
 			}, listed[1])
 			time.Sleep(time.Hour)
 			assert.Empty(t, w.store.calls())

@@ -1,34 +1,143 @@
 package imagevolume
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"slices"
 	"strings"
 
+	"github.com/ocihold/ocihold/imagevolume/hostmount"
 	"github.com/ocihold/ocihold/imagevolume/request"
 )
 
 // Mount is a bind mount that a container gets.
 type Mount struct {
-	// Source is a directory on the host, Destination one in the container.
+	// Source is a directory or file on the host, Destination one in the container.
 	Source, Destination string
 	// Options are mount options of the OCI runtime specification.
 	Options []string
 }
 
-// key names the content of a volume: all of an image's layers, in the host's own
-// ID mapping, are the image in its root. The ID alone is the key in CRI-O's root.
-func key(img Image) string {
-	if img.Root == "" {
-		return img.ID
-	}
-	return img.Root + "." + img.ID
+// content is what a volume shows: parts of images of one root, each of which
+// lies over those before it. Equal contents are one mount. Its JSON is what a key
+// has a hash of, so what is not there must not be in it.
+type content struct {
+	root  string
+	Parts []part `json:"parts"`
 }
 
-// imageOf is the inverse of key.
-func imageOf(key string) Image {
-	if i := strings.LastIndexByte(key, '.'); i >= 0 {
-		return Image{Root: key[:i], ID: key[i+1:]}
+// part is what an image has: all of it, or some of its layers, or what is at a
+// path of it.
+type part struct {
+	ImageID    string   `json:"id"`
+	MediaTypes []string `json:"mediaTypes,omitempty"` // sorted, each once
+	SubPath    string   `json:"subPath,omitempty"`
+}
+
+// contentOf describes what sources show by the IDs of the images that are there
+// for them.
+func contentOf(root string, sources []request.Source, ids []string) content {
+	c := content{root: root}
+	for i, s := range sources {
+		types := slices.Sorted(slices.Values(s.MediaTypes))
+		c.Parts = append(c.Parts, part{ImageID: ids[i], MediaTypes: slices.Compact(types), SubPath: s.SubPath})
 	}
-	return Image{ID: key}
+	return c
+}
+
+// identify returns the IDs, out of known ones, of the images whose content the
+// key names, by source; nil where that is none.
+func identify(key string, sources []request.Source, known []string) []string {
+	k := parseKey(key)
+	if len(k.ids) != len(sources) {
+		return nil
+	}
+	if len(k.ids[0]) == fullID {
+		known = k.ids
+	}
+	ids := make([]string, len(sources))
+	var fits func(i int) bool
+	fits = func(i int) bool {
+		if i == len(ids) {
+			return contentOf(k.root, sources, ids).key() == key
+		}
+		for _, ids[i] = range known {
+			if strings.HasPrefix(ids[i], k.ids[i]) && fits(i+1) {
+				return true
+			}
+		}
+		return false
+	}
+	if !fits(0) {
+		return nil
+	}
+	return ids
+}
+
+// base is the content that has a part at its path.
+func (c content) base(p part) content {
+	p.SubPath = ""
+	c.Parts = []part{p}
+	return c
+}
+
+// key names the content.
+func (c content) key() string {
+	if p := c.Parts[0]; len(c.Parts) == 1 && p.MediaTypes == nil && p.SubPath == "" {
+		return wholeKey(Image{Root: c.root, ID: p.ImageID})
+	}
+	description, err := json.Marshal(c)
+	if err != nil {
+		panic(err) // text can be written
+	}
+	hash := sha256.Sum256(description)
+	names := make([]string, len(c.Parts))
+	for i, p := range c.Parts {
+		names[i] = p.ImageID[:shortID]
+	}
+	return inRoot(c.root, strings.Join(names, "+")+"~"+hex.EncodeToString(hash[:])[:shortID])
+}
+
+// step is one mount on the host on the way to a content: of layers of an image,
+// or of parts of the mounts of steps before it.
+type step struct {
+	key    string
+	layers part
+	parts  []hostmount.Part
+}
+
+// plan says which mounts make the content; that of the last step is it.
+func (c content) plan() ([]step, error) {
+	last := step{key: c.key()}
+	if len(last.key) > hostmount.MaxKey {
+		return nil, fmt.Errorf("the name of handler %s and those of %d images are too long for the name of a mount; use fewer images", c.root, len(c.Parts))
+	}
+	var steps []step
+	for _, p := range slices.Backward(c.Parts) {
+		base := c.base(p)
+		key := base.key()
+		if !slices.ContainsFunc(steps, func(s step) bool { return s.key == key }) {
+			steps = append(steps, step{key: key, layers: base.Parts[0]})
+		}
+		// What lies under itself cannot be seen, and the kernel refuses it.
+		if upper := (hostmount.Part{Key: key, Path: p.SubPath}); !slices.Contains(last.parts, upper) {
+			last.parts = append(last.parts, upper)
+		}
+	}
+	if last.key == steps[0].key {
+		return steps, nil
+	}
+	return append(steps, last), nil
+}
+
+// supported returns an error for a volume that this version cannot make.
+func supported(v request.Volume) error {
+	if v.Scratch != "" {
+		return fmt.Errorf("image volume %s: readOnly: false is not supported yet; remove it", v.MountPath)
+	}
+	return nil
 }
 
 // planMount says how a container gets the volume whose content is mounted on

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -56,16 +57,16 @@ func (m *Manager) settle(ctx context.Context) (waiting bool, err error) {
 
 	// Memory comes before the kernel: a container passes from the first to
 	// the second, never back.
-	needed, native, ok := m.needed()
+	needed, natives, ok := m.needed()
 	if !ok {
 		return true, nil
 	}
-	used, lowers, err := m.mounts.InUse(ctx)
+	inUse, lowers, err := m.mounts.InUse(ctx)
 	if err != nil {
 		return false, fmt.Errorf("read which volumes are in use: %w", err)
 	}
 	leased, errs := m.leased(ctx)
-	usedNative, err := m.usedNative(ctx, lowers, native, leased)
+	usedNatives, err := m.usedNatives(ctx, lowers, natives, leased)
 	if err != nil {
 		return false, fmt.Errorf("find the images of volumes in use: %w", err)
 	}
@@ -74,49 +75,89 @@ func (m *Manager) settle(ctx context.Context) (waiting bool, err error) {
 		return false, err
 	}
 
-	held := map[string]bool{}
-	maps.Copy(held, leased)
+	used := keys{}
+	for k := range inUse {
+		used.add(k)
+	}
 	for _, k := range mounted {
-		held[k] = true
-	}
-	for k := range held {
-		_, isNeeded := needed[k]
 		switch {
-		case isNeeded:
-		case used[k]:
+		case needed.key(k):
+		case inUse[k]:
 			waiting = true
-		case native[k], usedNative[k]: // leased without a mount of ours
-			waiting = waiting || !native[k]
-			errs = append(errs, m.mounts.Release(k))
 		default:
-			errs = append(errs, m.letGo(ctx, imageOf(k)))
+			if err := m.unmount(k); err != nil {
+				errs = append(errs, err)
+				used.add(k) // still mounted, so still leased
+			}
 		}
 	}
-	for k, has := range needed {
-		if has {
-			used[k] = true
+	for img := range leased {
+		switch {
+		case needed.image(img), natives[img]:
+		case used.have(img), usedNatives[img]:
+			waiting = true
+		default:
+			errs = append(errs, m.release(ctx, img))
 		}
 	}
-	for k := range used {
-		if !leased[k] {
-			errs = append(errs, m.leaseAgain(ctx, imageOf(k)))
-		}
+	maps.Copy(used, needed.has)
+	missing, err := unleased(used, needed.images, leased)
+	errs = append(errs, err)
+	for img := range missing {
+		errs = append(errs, m.leaseAgain(ctx, img))
 	}
-	maps.Copy(native, usedNative)
-	for k := range native {
-		if !leased[k] && !used[k] {
-			_, was := leased[k]
-			errs = append(errs, m.leaseNative(ctx, imageOf(k), was))
+	maps.Copy(natives, usedNatives)
+	for img := range natives {
+		if !leased[img] && !missing[img] {
+			_, was := leased[img]
+			errs = append(errs, m.leaseNative(ctx, img, was))
 		}
 	}
 	return waiting, errors.Join(errs...)
 }
 
-// usedNative returns the keys of the images that processes have as native
-// volumes, by what the kernel says. Where several images have the very layers
-// that are mounted, those count that a container is known to have; else those
-// that are leased; else all.
-func (m *Manager) usedNative(ctx context.Context, lowers, native, leased map[string]bool) (map[string]bool, error) {
+// unleased returns the images of keys that are not, or not wholly, leased. An
+// error names keys whose images are neither among the known nor the leased ones.
+func unleased(used keys, known, leased map[Image]bool) (map[Image]bool, error) {
+	missing := map[Image]bool{}
+	var errs []error
+	for key, k := range used {
+		if k.unknown {
+			errs = append(errs, fmt.Errorf("mount %s, which is in use, is of another version of Ocihold; no image is let go", key))
+		}
+		for _, id := range k.ids {
+			found := 0
+			add := func(img Image) {
+				if img.Root == k.root && strings.HasPrefix(img.ID, id) {
+					found++
+					if !leased[img] {
+						missing[img] = true
+					}
+				}
+			}
+			for img := range known {
+				add(img)
+			}
+			for img := range leased {
+				add(img)
+			}
+			switch {
+			case found > 0:
+			case len(id) == fullID:
+				add(Image{Root: k.root, ID: id})
+			default:
+				errs = append(errs, fmt.Errorf("image %s... of mount %s, which is in use, is not leased and not known", id, key))
+			}
+		}
+	}
+	return missing, errors.Join(errs...)
+}
+
+// usedNatives returns the images that processes have as native volumes, by what
+// the kernel says. Where several images have the very layers that are mounted,
+// those count that a container is known to have; else those that are leased;
+// else all.
+func (m *Manager) usedNatives(ctx context.Context, lowers map[string]bool, natives, leased map[Image]bool) (map[Image]bool, error) {
 	store, err := m.stores.Store("")
 	if err != nil {
 		return nil, err
@@ -125,19 +166,19 @@ func (m *Manager) usedNative(ctx context.Context, lowers, native, leased map[str
 	if err != nil {
 		return nil, err
 	}
-	used := map[string]bool{}
+	used := map[Image]bool{}
 	for _, ids := range images {
-		for _, id := range preferred(preferred(ids, native), leased) {
-			used[key(Image{ID: id})] = true
+		for _, id := range preferred(preferred(ids, natives), leased) {
+			used[Image{ID: id}] = true
 		}
 	}
 	return used, nil
 }
 
-// preferred returns the IDs of CRI-O's root whose keys are in keys; all, where none is.
-func preferred(ids []string, keys map[string]bool) []string {
+// preferred returns the IDs of CRI-O's root that are in images; all, where none is.
+func preferred(ids []string, images map[Image]bool) []string {
 	in := slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
-		_, ok := keys[key(Image{ID: id})]
+		_, ok := images[Image{ID: id}]
 		return !ok
 	})
 	if len(in) == 0 {
@@ -146,10 +187,10 @@ func preferred(ids []string, keys map[string]bool) []string {
 	return in
 }
 
-// leased returns what is leased in all roots, whole or not, by key. A root that
-// is not there, or cannot be read, is an error and does not hide the others.
-func (m *Manager) leased(ctx context.Context) (leased map[string]bool, errs []error) {
-	leased = map[string]bool{}
+// leased returns what is leased in all roots, whole or not. A root that is not
+// there, or cannot be read, is an error and does not hide the others.
+func (m *Manager) leased(ctx context.Context) (leased map[Image]bool, errs []error) {
+	leased = map[Image]bool{}
 	for _, root := range m.stores.Roots() {
 		store, err := m.stores.Store(root)
 		if err != nil {
@@ -162,37 +203,43 @@ func (m *Manager) leased(ctx context.Context) (leased map[string]bool, errs []er
 			continue
 		}
 		for id, isWhole := range whole {
-			leased[key(Image{Root: root, ID: id})] = isWhole
+			leased[Image{Root: root, ID: id}] = isWhole
 		}
 	}
 	return leased, errs
 }
 
-// needed returns the keys of the images that pods need, as pod.need has them, those
-// of native volumes, and whether the pods and these images are known.
-func (m *Manager) needed() (needed, native map[string]bool, known bool) {
+// needed returns what pods need, the images of native volumes, and whether the
+// pods and their images are known.
+func (m *Manager) needed() (needed needs, natives map[Image]bool, known bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	needed, native, known = map[string]bool{}, map[string]bool{}, m.synced
+	needed, natives, known = newNeeds(), map[Image]bool{}, m.synced
 	for _, p := range m.pods {
 		p.need(needed)
-		p.needNative(native)
+		p.needNative(natives)
 		for _, l := range p.looks {
 			known = known && !l.unsure
 		}
 	}
-	return needed, native, known
+	return needed, natives, known
 }
 
-func (m *Manager) letGo(ctx context.Context, img Image) error {
+// unmount detaches the host's mount of a key, unless its root is away: then when
+// it is back.
+func (m *Manager) unmount(key string) error {
+	if _, err := m.stores.Store(parseKey(key).root); err != nil {
+		return fmt.Errorf("detach mount %s: %w", key, err)
+	}
+	return m.mounts.Release(key)
+}
+
+func (m *Manager) release(ctx context.Context, img Image) error {
 	store, err := m.stores.Store(img.Root)
+	if err == nil {
+		err = store.Release(ctx, img.ID)
+	}
 	if err != nil {
-		return fmt.Errorf("release image %s: %w", img.ID, err) // when the root is back
-	}
-	if err := m.mounts.Release(key(img)); err != nil {
-		return err // still mounted, so still leased
-	}
-	if err := store.Release(ctx, img.ID); err != nil {
 		return fmt.Errorf("release image %s: %w", img.ID, err)
 	}
 	m.logOf(img).Info("image volume is let go")

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 )
 
@@ -13,15 +14,40 @@ type Status struct {
 	Pod       string `json:"pod"`
 	Container string `json:"container"`
 	MountPath string `json:"mountPath"`
-	Image     string `json:"image"`
-	ImageID   string `json:"imageID"`
-	Digest    string `json:"digest"`
-	HostPath  string `json:"hostPath"`
+	VolumeImage
+	// Images are those of a volume of several; then VolumeImage is empty.
+	Images   []VolumeImage `json:"images,omitempty"`
+	HostPath string        `json:"hostPath"`
 	// Native says that the container runtime mounted it itself. Then Image is
 	// the ID, and Digest is not known.
 	Native bool `json:"native,omitempty"`
-	// Handler is that of the root the image is in; "" is CRI-O's own.
+	// Handler is that of the root the images are in; "" is CRI-O's own.
 	Handler string `json:"handler,omitempty"`
+}
+
+// VolumeImage is an image, or part of one, in a volume.
+type VolumeImage struct {
+	Image      string   `json:"image,omitempty"`
+	ImageID    string   `json:"imageID,omitempty"`
+	Digest     string   `json:"digest,omitempty"`
+	MediaTypes []string `json:"mediaTypes,omitempty"`
+	SubPath    string   `json:"subPath,omitempty"`
+}
+
+// Shown are the images of the volume, as far as it is known which they are: the
+// first alone where it is one, else all.
+func (g Given) Shown() (VolumeImage, []VolumeImage) {
+	images := make([]VolumeImage, len(g.Sources))
+	for i, s := range g.Sources {
+		images[i] = VolumeImage{Image: s.Image, MediaTypes: s.MediaTypes, SubPath: s.SubPath}
+		if g.From != nil {
+			images[i].ImageID, images[i].Digest = g.From[i].ID, g.From[i].Digest
+		}
+	}
+	if len(images) == 1 {
+		return images[0], nil
+	}
+	return VolumeImage{}, images
 }
 
 // Volumes lists the volumes given to containers, in the order of their names.
@@ -32,19 +58,19 @@ func (m *Manager) Volumes() []Status {
 	for _, p := range m.pods {
 		for name, g := range p.given {
 			for _, v := range g.volumes {
-				if l := p.looks[wantOf(v.Volume)]; l != nil && key(l.image) == key(v.From) {
-					v.From = l.image // knows the digest of one taken over, too
+				if l := p.looks[wantOf(v.Volume)]; l != nil && slices.Contains(l.mounts, v.key) {
+					v.From = l.images // knows those of one taken over, too
 				}
+				one, several := v.Shown()
 				all = append(all, Status{
 					Namespace: p.Namespace, Pod: p.Name, Container: name, MountPath: v.MountPath,
-					Image: v.Image, ImageID: v.From.ID, Digest: v.From.Digest, HostPath: v.Mount.Source,
-					Handler: v.From.Root,
+					VolumeImage: one, Images: several, HostPath: v.Mount.Source, Handler: parseKey(v.key).root,
 				})
 			}
 			for _, v := range g.natives {
 				all = append(all, Status{
 					Namespace: p.Namespace, Pod: p.Name, Container: name, MountPath: v.MountPath,
-					Image: v.ImageID, ImageID: v.ImageID, HostPath: v.HostPath, Native: true,
+					VolumeImage: VolumeImage{Image: v.ImageID, ImageID: v.ImageID}, HostPath: v.HostPath, Native: true,
 				})
 			}
 		}
@@ -60,38 +86,65 @@ func (m *Manager) Volumes() []Status {
 // containers that were given it, pods that are about to have it, and processes
 // that the kernel knows to have it and the Manager knows nothing of. Native
 // volumes are not among them: the container runtime tells of these.
-func (m *Manager) Users(ctx context.Context) (map[string][]string, error) {
-	users := m.knownUsers() // before the kernel is asked, as in settle
-	used, _, err := m.mounts.InUse(ctx)
+func (m *Manager) Users(ctx context.Context) (func(imageID string) []string, error) {
+	pods := m.podUsers() // before the kernel is asked, as in settle
+	inUse, _, err := m.mounts.InUse(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("read which volumes are in use: %w", err)
 	}
-	for k := range used {
-		if id := imageOf(k).ID; users[id] == nil {
-			users[id] = []string{"a process that has it as a volume"}
-		}
+	used := keys{}
+	for k := range inUse {
+		used.add(k)
 	}
-	return users, nil
+	return func(imageID string) []string {
+		var users []string
+		for _, p := range pods {
+			users = append(users, p.of(imageID)...)
+		}
+		if users == nil && used.haveID(imageID) {
+			users = []string{"a process that has it as a volume"}
+		}
+		return users
+	}, nil
 }
 
-// knownUsers are the users that the Manager knows.
-func (m *Manager) knownUsers() map[string][]string {
+// podUser is a pod that has volumes or is about to have them.
+type podUser struct {
+	name  string
+	given map[string]keyed // by what a container was given
+	needs keys
+}
+
+// of says how the pod uses an image.
+func (p podUser) of(imageID string) []string {
+	var users []string
+	for text, k := range p.given {
+		if k.hasID(imageID) {
+			users = append(users, text)
+		}
+	}
+	if users == nil && p.needs.haveID(imageID) {
+		users = []string{"pod " + p.name + ", which asks for it as a volume"}
+	}
+	slices.Sort(users)
+	return users
+}
+
+func (m *Manager) podUsers() []podUser {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	users := map[string][]string{}
+	var users []podUser
 	for _, p := range m.pods {
-		needed := map[string]bool{}
+		needed := newNeeds()
 		p.need(needed)
+		maps.Copy(needed.has, needed.maybe)
+		user := podUser{name: p.Namespace + "/" + p.Name, given: map[string]keyed{}, needs: needed.has}
 		for name, g := range p.given {
 			for _, v := range g.volumes {
-				users[v.From.ID] = append(users[v.From.ID], fmt.Sprintf("volume %s (%s/%s/%s)", v.MountPath, p.Namespace, p.Name, name))
-				delete(needed, key(v.From))
+				user.given[fmt.Sprintf("volume %s (%s/%s)", v.MountPath, user.name, name)] = parseKey(v.key)
 			}
 		}
-		for k := range needed {
-			id := imageOf(k).ID
-			users[id] = append(users[id], fmt.Sprintf("pod %s/%s, which asks for it as a volume", p.Namespace, p.Name))
-		}
+		users = append(users, user)
 	}
 	return users
 }

@@ -56,12 +56,12 @@ func natives(annotations map[string]string) []imagevolume.Native {
 	return found
 }
 
-// report is one element of the list in ReportAnnotation.
+// report is one element of the list in ReportAnnotation: with one image, or with
+// several.
 type report struct {
 	MountPath string `json:"mountPath"`
-	Image     string `json:"image"`
-	ImageID   string `json:"imageID"`
-	Digest    string `json:"digest"`
+	imagevolume.VolumeImage
+	Images []imagevolume.VolumeImage `json:"images,omitempty"`
 }
 
 // adjust turns the volumes given into bind mounts and the report. A report that
@@ -79,7 +79,8 @@ func adjust(given []imagevolume.Given, annotations map[string]string) (*api.Cont
 		adjustment.AddMount(&api.Mount{
 			Type: "bind", Source: g.Mount.Source, Destination: g.Mount.Destination, Options: g.Mount.Options,
 		})
-		reports[i] = report{MountPath: g.MountPath, Image: g.Image, ImageID: g.From.ID, Digest: g.From.Digest}
+		one, several := g.Shown()
+		reports[i] = report{MountPath: g.MountPath, VolumeImage: one, Images: several}
 	}
 	text, err := json.Marshal(reports)
 	if err != nil {

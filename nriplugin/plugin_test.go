@@ -177,8 +177,8 @@ func TestAdjustment(t *testing.T) {
 		return answer.GetAdjust(), err
 	}
 	volume := imagevolume.Given{
-		Volume: request.Volume{Image: "reg/a:1", MountPath: "/a"},
-		From:   imagevolume.Image{ID: "id", Digest: "sha256:d"},
+		Volume: request.Volume{Sources: []request.Source{{Image: "reg/a:1"}}, MountPath: "/a"},
+		From:   []imagevolume.Image{{ID: "id", Digest: "sha256:d"}},
 		Mount:  imagevolume.Mount{Source: "/mounts/id", Destination: "/a", Options: []string{"bind", "ro"}},
 	}
 	const report = `[{"mountPath":"/a","image":"reg/a:1","imageID":"id","digest":"sha256:d"}]`
@@ -197,8 +197,17 @@ func TestAdjustment(t *testing.T) {
 		assert.Len(t, adjustment.GetAnnotations(), 1, "a removal might be carried out after it")
 	}
 
+	volume.Sources = append(volume.Sources, request.Source{Image: "reg/b:1", MediaTypes: []string{"*tar*"}, SubPath: "s"})
+	volume.From = append(volume.From, imagevolume.Image{ID: "id2", Digest: "sha256:d2"})
+	r.given = []imagevolume.Given{volume}
+	adjustment, err := create(nil)
+	require.NoError(t, err)
+	assert.JSONEq(t, `[{"mountPath":"/a","images":[{"image":"reg/a:1","imageID":"id","digest":"sha256:d"},`+
+		`{"image":"reg/b:1","imageID":"id2","digest":"sha256:d2","mediaTypes":["*tar*"],"subPath":"s"}]}]`,
+		adjustment.GetAnnotations()[nriplugin.ReportAnnotation])
+
 	r.given = nil
-	adjustment, err := create(forged)
+	adjustment, err = create(forged)
 	require.NoError(t, err)
 	assert.Contains(t, adjustment.GetAnnotations(), api.MarkForRemoval(nriplugin.ReportAnnotation))
 	assert.Empty(t, adjustment.GetMounts())

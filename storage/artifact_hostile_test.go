@@ -49,7 +49,7 @@ func newHostileWorld(t *testing.T, change func(*Options)) *hostileWorld {
 	w.reg.push(t, "bystander:1", imageOf(t, "one", "two"))
 	bystander, err := w.root.Pull(t.Context(), w.reg.host+"/bystander:1", PullOptions{})
 	require.NoError(t, err)
-	layers, err := w.root.LowerDirs(t.Context(), bystander.ID)
+	layers, err := w.root.LowerDirs(t.Context(), bystander.ID, nil)
 	require.NoError(t, err)
 	w.watch = append(layers, outside)
 	w.before = snapshot(t, w.watch...)
@@ -101,7 +101,7 @@ func (w *hostileWorld) pull(t *testing.T, ref string) (Image, error) {
 	want := 1
 	if err == nil {
 		want = 2
-		dirs, err := w.root.LowerDirs(t.Context(), image.ID)
+		dirs, err := w.root.LowerDirs(t.Context(), image.ID, nil)
 		require.NoError(t, err)
 		for _, dir := range dirs {
 			assert.True(t, strings.HasPrefix(dir, w.opt.GraphRoot))
@@ -410,7 +410,7 @@ func TestHostileArtifacts(t *testing.T) {
 			if err != nil {
 				return
 			}
-			dirs, err := w.root.LowerDirs(t.Context(), image.ID)
+			dirs, err := w.root.LowerDirs(t.Context(), image.ID, nil)
 			require.NoError(t, err)
 			if info, err := os.Lstat(filepath.Join(dirs[0], "f")); err == nil {
 				assert.Zero(t, info.Mode()&^(fs.ModeCharDevice|fs.ModeDevice|0o777))

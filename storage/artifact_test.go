@@ -143,7 +143,7 @@ func zstandard(tb testing.TB, content []byte) []byte {
 // filesOf returns the regular files of an image with their content, as an overlay of its layers has them.
 func filesOf(tb testing.TB, root *Root, imageID string) map[string]string {
 	tb.Helper()
-	dirs, err := root.LowerDirs(tb.Context(), imageID)
+	dirs, err := root.LowerDirs(tb.Context(), imageID, nil)
 	require.NoError(tb, err)
 	files := map[string]string{}
 	for _, dir := range slices.Backward(dirs) {

@@ -26,6 +26,10 @@ var (
 	// ErrTooLarge is returned for an image that is larger than Options.MaxImageBytes.
 	ErrTooLarge = errors.New("image is too large")
 
+	// ErrNoSuchLayer is returned where no layer of an image is of a media type that was asked for. The text lists the
+	// types that there are.
+	ErrNoSuchLayer = errors.New("it has no such layer")
+
 	// ErrLeans is returned for a pull into CRI-O's own root that needs a layer there which lies on layers of a handler's
 	// root: CRI-O has pulled it. [Roots.Mend] of the images that lean helps.
 	ErrLeans = errors.New("layers in CRI-O's root lean on a handler's root")

@@ -132,7 +132,7 @@ func TestImport(t *testing.T) {
 			found, err := root.Resolve(t.Context(), tc.want)
 			require.NoError(t, err)
 			assertSame(t, image, found)
-			dirs, err := root.LowerDirs(t.Context(), image.ID)
+			dirs, err := root.LowerDirs(t.Context(), image.ID, nil)
 			require.NoError(t, err)
 			content, err := os.ReadFile(filepath.Join(dirs[0], "file-1"))
 			require.NoError(t, err)

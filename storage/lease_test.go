@@ -209,7 +209,7 @@ func TestLeaseOfImageWithoutLayers(t *testing.T) {
 	record(t, root, id("1"), "registry.example/a:1")
 	require.NoError(t, root.Lease(t.Context(), id("1")))
 	assert.Equal(t, []Lease{{ImageID: id("1"), Complete: true}}, leases(t, root))
-	dirs, err := root.LowerDirs(t.Context(), id("1"))
+	dirs, err := root.LowerDirs(t.Context(), id("1"), nil)
 	require.NoError(t, err)
 	assert.Empty(t, dirs)
 	require.NoError(t, root.Release(t.Context(), id("1")))
@@ -234,7 +234,7 @@ func TestLeasesOfImagesThatShareLayers(t *testing.T) {
 	require.NoError(t, root.Release(t.Context(), b.ID))
 	require.NoError(t, deleteImage(opt, b.ID))
 	require.ErrorContains(t, deleteImage(opt, a.ID), cstorage.ErrImageUsedByContainer.Error())
-	dirs, err := root.LowerDirs(t.Context(), a.ID)
+	dirs, err := root.LowerDirs(t.Context(), a.ID, nil)
 	require.NoError(t, err)
 	assert.FileExists(t, filepath.Join(dirs[0], "file-0"))
 	require.NoError(t, root.Release(t.Context(), a.ID))
@@ -252,7 +252,7 @@ func forceRemove(tb testing.TB, root *Root, opt Options, imageID string) {
 func TestLeaseKeepsContentThroughForcedRemoval(t *testing.T) {
 	root, opt, image, before := pulled(t)
 	require.NoError(t, root.Lease(t.Context(), image.ID))
-	dirs, err := root.LowerDirs(t.Context(), image.ID)
+	dirs, err := root.LowerDirs(t.Context(), image.ID, nil)
 	require.NoError(t, err)
 	forceRemove(t, root, opt, image.ID)
 
@@ -343,7 +343,7 @@ func TestReleaseAfterForcedRemovalLeavesSharedLayers(t *testing.T) {
 	forceRemove(t, root, opt, a.ID)
 	require.NoError(t, root.Release(t.Context(), a.ID))
 	assert.Len(t, layerIDs(t, root), 2)
-	dirs, err := root.LowerDirs(t.Context(), b.ID)
+	dirs, err := root.LowerDirs(t.Context(), b.ID, nil)
 	require.NoError(t, err)
 	assert.FileExists(t, filepath.Join(dirs[1], "file-0"))
 }
@@ -369,7 +369,7 @@ func TestLeaseInSecondImageStore(t *testing.T) {
 	assert.Equal(t, image, got)
 	require.NoError(t, root.Lease(t.Context(), image.ID))
 	assert.Equal(t, []Lease{{ImageID: image.ID, Complete: true}}, leases(t, root))
-	dirs, err := root.LowerDirs(t.Context(), image.ID)
+	dirs, err := root.LowerDirs(t.Context(), image.ID, nil)
 	require.NoError(t, err)
 	require.NoError(t, root.Release(t.Context(), image.ID))
 	assert.ElementsMatch(t, before, layerIDs(t, root))
@@ -489,7 +489,7 @@ func TestLowerDirs(t *testing.T) {
 	root := open(t, opt)
 	image, err := root.Pull(t.Context(), reg.host+"/deep:1", PullOptions{})
 	require.NoError(t, err)
-	dirs, err := root.LowerDirs(t.Context(), image.ID)
+	dirs, err := root.LowerDirs(t.Context(), image.ID, nil)
 	require.NoError(t, err)
 	require.Len(t, dirs, 127)
 	for i, dir := range dirs {
@@ -514,7 +514,7 @@ func TestLowerDirsInImageStore(t *testing.T) {
 	before := layerIDs(t, root)
 	require.NoError(t, root.Lease(t.Context(), image.ID))
 	assert.Equal(t, []Lease{{ImageID: image.ID, Complete: true}}, leases(t, root))
-	dirs, err := root.LowerDirs(t.Context(), image.ID)
+	dirs, err := root.LowerDirs(t.Context(), image.ID, nil)
 	require.NoError(t, err)
 	require.Len(t, dirs, 2)
 	for _, dir := range dirs {
@@ -550,17 +550,17 @@ func TestLowerDirsRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			root, opt, image, layers := pulled(t)
-			_, err := root.LowerDirs(t.Context(), image.ID)
+			_, err := root.LowerDirs(t.Context(), image.ID, nil)
 			require.NoError(t, err)
 			tc.change(t, filepath.Join(opt.GraphRoot, "overlay"), layers[0])
-			_, err = root.LowerDirs(t.Context(), image.ID)
+			_, err = root.LowerDirs(t.Context(), image.ID, nil)
 			require.ErrorIs(t, err, tc.is)
 			assert.Contains(t, err.Error(), image.ID)
 		})
 	}
 	root, _, image, _ := pulled(t)
-	_, err := root.LowerDirs(t.Context(), id("1"))
+	_, err := root.LowerDirs(t.Context(), id("1"), nil)
 	require.ErrorIs(t, err, ErrNotFound)
-	_, err = root.LowerDirs(t.Context(), image.Names[0])
+	_, err = root.LowerDirs(t.Context(), image.Names[0], nil)
 	require.ErrorIs(t, err, ErrInvalidReference)
 }

@@ -15,22 +15,23 @@ import (
 )
 
 // LowerDirs returns the directories of the image's layers, topmost first, ready to be the lower directories of an
-// overlay mount. They stay as they are while the image is leased. An image without layers has none.
+// overlay mount. They stay as they are while the image is leased. An image without layers has none. With patterns for
+// media types (see matchMediaType) only layers count that one of them matches.
 //
-// It returns ErrNotFound where the image is gone, and ErrUnsupported where a layer's files are not simply in its diff
+// It returns ErrNoSuchLayer, with the media types that there are, where the patterns match no layer; ErrNotFound where the image is gone, and ErrUnsupported where a layer's files are not simply in its diff
 // directory: composefs, a diff directory that is a link or one of several, a root written through a mount_program.
-func (r *Root) LowerDirs(ctx context.Context, imageID string) ([]string, error) {
+func (r *Root) LowerDirs(ctx context.Context, imageID string, mediaTypes []string) ([]string, error) {
 	if err := r.usable(ctx); err != nil {
 		return nil, fmt.Errorf("find the layers of image %s: %w", imageID, err)
 	}
-	dirs, err := r.lowerDirs(imageID)
+	dirs, err := r.lowerDirs(imageID, mediaTypes)
 	if err != nil {
 		return nil, fmt.Errorf("find the layers of image %s in the root of handler %q: %w", imageID, r.name, err)
 	}
 	return dirs, nil
 }
 
-func (r *Root) lowerDirs(imageID string) ([]string, error) {
+func (r *Root) lowerDirs(imageID string, mediaTypes []string) ([]string, error) {
 	if !reference.IsFullIdentifier(imageID) {
 		return nil, fmt.Errorf("%w: %q is not an image id", ErrInvalidReference, imageID)
 	}
@@ -57,7 +58,10 @@ func (r *Root) lowerDirs(imageID string) ([]string, error) {
 		dirs = append(dirs, dir)
 		id = layer.Parent
 	}
-	return dirs, nil
+	if len(mediaTypes) == 0 {
+		return dirs, nil
+	}
+	return r.chooseLayers(record, dirs, mediaTypes)
 }
 
 // MountedAt finds the images whose topmost layer has its place at one of dirs when it is mounted: their ids, sorted, by

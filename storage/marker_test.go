@@ -60,7 +60,7 @@ func TestMarker(t *testing.T) {
 	require.ErrorIs(t, root.Release(t.Context(), image.ID), ErrUnmounted)
 	_, err = root.Resolve(t.Context(), image.ID)
 	require.ErrorIs(t, err, ErrUnmounted)
-	_, err = root.LowerDirs(t.Context(), image.ID)
+	_, err = root.LowerDirs(t.Context(), image.ID, nil)
 	require.ErrorIs(t, err, ErrUnmounted)
 	_, err = root.Usage(t.Context())
 	require.ErrorIs(t, err, ErrUnmounted)

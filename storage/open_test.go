@@ -113,7 +113,7 @@ func TestClosed(t *testing.T) {
 	require.ErrorIs(t, root.Release(t.Context(), id), ErrClosed)
 	_, err = root.Leases(t.Context())
 	require.ErrorIs(t, err, ErrClosed)
-	_, err = root.LowerDirs(t.Context(), id)
+	_, err = root.LowerDirs(t.Context(), id, nil)
 	require.ErrorIs(t, err, ErrClosed)
 }
 

@@ -59,7 +59,7 @@ func TestPodmanWorksOnTheRoot(t *testing.T) {
 func TestPodmanForcedRemoval(t *testing.T) {
 	root, opt, image, _ := pulled(t)
 	require.NoError(t, root.Lease(t.Context(), image.ID))
-	dirs, err := root.LowerDirs(t.Context(), image.ID)
+	dirs, err := root.LowerDirs(t.Context(), image.ID, nil)
 	require.NoError(t, err)
 	_, err = podman(t, opt, "rmi", "--force", image.ID)
 	require.NoError(t, err)

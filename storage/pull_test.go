@@ -77,7 +77,7 @@ func TestPull(t *testing.T) {
 			assert.Empty(t, errs)
 			assert.Equal(t, []Image{got}, images)
 
-			dirs, err := root.LowerDirs(t.Context(), got.ID)
+			dirs, err := root.LowerDirs(t.Context(), got.ID, nil)
 			require.NoError(t, err)
 			require.Len(t, dirs, 2)
 			content, err := os.ReadFile(filepath.Join(dirs[0], "file-1"))

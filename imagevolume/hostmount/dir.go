@@ -23,7 +23,13 @@ const (
 	emptyDir = "empty"
 )
 
-var validKey = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._-]{0,191}$`)
+// MaxKey is the greatest length of a key, in bytes. With the path of the
+// directory it is an overlay's source, of which the kernel takes 255 bytes.
+const MaxKey = 192
+
+var validKey = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._+~-]*$`)
+
+func valid(key string) bool { return len(key) <= MaxKey && validKey.MatchString(key) }
 
 // Dir is a directory of shared host mounts.
 type Dir struct {
@@ -76,27 +82,54 @@ func (d *Dir) Path(key string) string { return filepath.Join(d.path, key) }
 // Key returns the key whose mount is at path, or "" when path is none of ours.
 func (d *Dir) Key(path string) string {
 	key, ok := strings.CutPrefix(path, d.path+"/")
-	if !ok || !validKey.MatchString(key) {
+	if !ok || !valid(key) {
 		return ""
 	}
 	return key
 }
 
-// Ensure mounts the overlay of lowers, topmost first, for key, unless it is
-// mounted. On an error nothing is left mounted for key.
-func (d *Dir) Ensure(key string, lowers []string) error {
-	if !validKey.MatchString(key) {
+// Spec says what is mounted for a key: Layers, or Parts.
+type Spec struct {
+	// Layers are directories of the host, topmost first, none of which may be a
+	// symbolic link. They become a read-only overlay.
+	Layers []string
+	// Parts are of other mounts of the Dir, topmost first. Several become a
+	// read-only overlay; one is attached as it is, directory or file.
+	Parts []Part
+}
+
+// Part is what another mount has at a path.
+type Part struct {
+	// Key is that of the mount, which has to be attached.
+	Key string
+	// Path is relative. Symbolic links in it are followed as if the mount were
+	// the root of all: they do not lead out of it. An empty one is all of the mount.
+	Path string
+}
+
+// Ensure mounts what spec says for key, unless it is mounted. On an error nothing
+// is left mounted for key. The spec of one key is always the same.
+func (d *Dir) Ensure(key string, spec Spec) error {
+	if !valid(key) {
 		return fmt.Errorf("mount key %q is not valid", key)
 	}
 	if d.Mounted(key) {
 		return nil
 	}
-	target := d.Path(key)
-	if err := os.Mkdir(target, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
-		return fmt.Errorf("make mount point: %w", err)
+	if err := os.Remove(d.Path(key)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove what is left of a mount point: %w", err)
 	}
-	if missing := 2 - len(lowers); missing > 0 {
-		lowers = append(slices.Clone(lowers), d.empties()[:missing]...)
+	if len(spec.Parts) == 1 {
+		return d.attachPart(d.Path(key), spec.Parts[0])
+	}
+	lowers, err := d.openLowers(spec)
+	if err != nil {
+		return err
+	}
+	defer closeAll(lowers)
+	target := d.Path(key)
+	if err := os.Mkdir(target, 0o755); err != nil {
+		return fmt.Errorf("make mount point: %w", err)
 	}
 	if err := mountOverlay(d.api, target, lowers); err != nil {
 		return errors.Join(err, os.Remove(target))
@@ -104,14 +137,41 @@ func (d *Dir) Ensure(key string, lowers []string) error {
 	return nil
 }
 
-// Mounted reports whether the overlay of key is attached. It is one system
+// openLowers opens the directories of an overlay: at least two, as the kernel
+// asks for.
+func (d *Dir) openLowers(spec Spec) ([]int, error) {
+	var fds []int
+	for _, part := range spec.Parts {
+		fd, err := d.openPart(part, unix.O_DIRECTORY)
+		if err != nil {
+			closeAll(fds)
+			return nil, err
+		}
+		fds = append(fds, fd)
+	}
+	layers := spec.Layers
+	if missing := 2 - len(fds) - len(layers); missing > 0 {
+		layers = append(slices.Clone(layers), d.empties()[:missing]...)
+	}
+	for _, layer := range layers {
+		fd, err := openLayer(layer)
+		if err != nil {
+			closeAll(fds)
+			return nil, err
+		}
+		fds = append(fds, fd)
+	}
+	return fds, nil
+}
+
+// Mounted reports whether the mount of key is attached. It is one system
 // call.
 func (d *Dir) Mounted(key string) bool {
 	var st unix.Statfs_t
 	return unix.Statfs(d.Path(key), &st) == nil && st.Type == unix.OVERLAYFS_SUPER_MAGIC
 }
 
-// Release detaches the mount of key and removes its directory. It is
+// Release detaches the mount of key and removes its mount point. It is
 // idempotent. Containers that have the volume keep it.
 func (d *Dir) Release(key string) error {
 	target := d.Path(key)
@@ -130,7 +190,7 @@ func (d *Dir) Release(key string) error {
 	return nil
 }
 
-// Keys returns the keys that have a directory here, mounted or left over.
+// Keys returns the keys that have a mount point here, mounted or left over.
 func (d *Dir) Keys() ([]string, error) {
 	entries, err := os.ReadDir(d.path)
 	if err != nil {
@@ -138,7 +198,7 @@ func (d *Dir) Keys() ([]string, error) {
 	}
 	var keys []string
 	for _, entry := range entries {
-		if validKey.MatchString(entry.Name()) {
+		if valid(entry.Name()) {
 			keys = append(keys, entry.Name())
 		}
 	}

@@ -58,8 +58,8 @@ func TestEnsureMountsEveryLayer(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/%d", api, n), func(t *testing.T) {
 				dir, _ := open(t, api)
 				lowers := layers(t, n)
-				require.NoError(t, dir.Ensure("k", lowers))
-				require.NoError(t, dir.Ensure("k", lowers), "again")
+				require.NoError(t, dir.Ensure("k", hostmount.Spec{Layers: lowers}))
+				require.NoError(t, dir.Ensure("k", hostmount.Spec{Layers: lowers}), "again")
 				assert.True(t, dir.Mounted("k"))
 
 				entries, err := os.ReadDir(dir.Path("k"))
@@ -85,7 +85,7 @@ func TestEnsureRefusesWhatDoesNotFit(t *testing.T) {
 	for api, n := range map[hostmount.API]int{hostmount.Fsconfig: 501, hostmount.Mount: 300, hostmount.Auto: 501} {
 		t.Run(string(api), func(t *testing.T) {
 			dir, _ := open(t, api)
-			err := dir.Ensure("k", layers(t, n))
+			err := dir.Ensure("k", hostmount.Spec{Layers: layers(t, n)})
 			require.ErrorIs(t, err, hostmount.ErrTooManyLayers)
 			assert.False(t, dir.Mounted("k"))
 			assert.NoDirExists(t, dir.Path("k"))
@@ -104,12 +104,12 @@ func TestEnsureLeavesNothingOnError(t *testing.T) {
 		"layer twice":   {lowers[0], lowers[0]},
 	} {
 		t.Run(name, func(t *testing.T) {
-			require.Error(t, dir.Ensure("k", bad))
+			require.Error(t, dir.Ensure("k", hostmount.Spec{Layers: bad}))
 			assert.NoDirExists(t, dir.Path("k"))
 		})
 	}
 	for _, key := range []string{"", ".", "..", "a/b", ".empty"} {
-		require.Error(t, dir.Ensure(key, lowers), "key %q", key)
+		require.Error(t, dir.Ensure(key, hostmount.Spec{Layers: lowers}), "key %q", key)
 		assert.Empty(t, dir.Key(dir.Path(key)))
 	}
 }
@@ -137,7 +137,7 @@ func run(t *testing.T, script string) (stop func()) {
 
 func TestInUse(t *testing.T) {
 	dir, path := open(t, hostmount.Auto)
-	require.NoError(t, dir.Ensure("k", layers(t, 2)))
+	require.NoError(t, dir.Ensure("k", hostmount.Spec{Layers: layers(t, 2)}))
 	target := t.TempDir()
 	inUse := func() map[string]bool {
 		t.Helper()
@@ -175,7 +175,7 @@ func TestInUse(t *testing.T) {
 
 func TestRecursiveBindSkipsTheDirectory(t *testing.T) {
 	dir, path := open(t, hostmount.Auto)
-	require.NoError(t, dir.Ensure("k", layers(t, 2)))
+	require.NoError(t, dir.Ensure("k", hostmount.Spec{Layers: layers(t, 2)}))
 	target := t.TempDir()
 	require.NoError(t, unix.Mount(filepath.Dir(path), target, "", unix.MS_BIND|unix.MS_REC, ""))
 	defer func() { require.NoError(t, unix.Unmount(target, unix.MNT_DETACH)) }()
@@ -188,7 +188,7 @@ func TestRecursiveBindSkipsTheDirectory(t *testing.T) {
 
 func TestOpenKeepsWhatIsMounted(t *testing.T) {
 	dir, path := open(t, hostmount.Auto)
-	require.NoError(t, dir.Ensure("k", layers(t, 2)))
+	require.NoError(t, dir.Ensure("k", hostmount.Spec{Layers: layers(t, 2)}))
 	again, err := hostmount.Open(path, hostmount.Auto)
 	require.NoError(t, err)
 	assert.True(t, again.Mounted("k"))
@@ -226,7 +226,7 @@ func BenchmarkEnsure(b *testing.B) {
 					require.NoError(b, os.Mkdir(lowers[i], 0o755))
 				}
 				for b.Loop() {
-					require.NoError(b, dir.Ensure("k", lowers))
+					require.NoError(b, dir.Ensure("k", hostmount.Spec{Layers: lowers}))
 					b.StopTimer()
 					require.NoError(b, dir.Release("k"))
 					b.StartTimer()

@@ -39,25 +39,19 @@ var overlayOptions = [][2]string{
 
 // mountOverlay attaches a read-only overlay of lowers, topmost first, at target,
 // which is its source, too.
-func mountOverlay(api API, target string, lowers []string) error {
+func mountOverlay(api API, target string, lowers []int) error {
 	if len(lowers) > maxLowers {
 		return fmt.Errorf("%w: %d layers, the kernel takes %d", ErrTooManyLayers, len(lowers), maxLowers)
 	}
-	fds, err := openLowers(lowers)
-	if err != nil {
-		return err
-	}
-	defer closeAll(fds)
-
 	switch api {
 	case Mount:
-		return mountOld(target, fds)
+		return mountOld(target, lowers)
 	case Fsconfig:
-		return mountNew(target, fds)
+		return mountNew(target, lowers)
 	case Auto:
-		err := mountNew(target, fds)
+		err := mountNew(target, lowers)
 		if errors.Is(err, errUnsupported) {
-			return mountOld(target, fds)
+			return mountOld(target, lowers)
 		}
 		return err
 	default:
@@ -65,19 +59,14 @@ func mountOverlay(api API, target string, lowers []string) error {
 	}
 }
 
-// openLowers opens each directory without following a link at its end, so that
-// what is mounted is what was looked up.
-func openLowers(lowers []string) ([]int, error) {
-	fds := make([]int, 0, len(lowers))
-	for _, dir := range lowers {
-		fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-		if err != nil {
-			closeAll(fds)
-			return nil, fmt.Errorf("open layer directory %s: %w", dir, err)
-		}
-		fds = append(fds, fd)
+// openLayer opens a directory without following a link at its end, so that what
+// is mounted is what was looked up.
+func openLayer(dir string) (int, error) {
+	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open layer directory %s: %w", dir, err)
 	}
-	return fds, nil
+	return fd, nil
 }
 
 func closeAll(fds []int) {

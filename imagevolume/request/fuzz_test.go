@@ -2,6 +2,7 @@ package request_test
 
 import (
 	"path"
+	"path/filepath"
 	"strings"
 	"testing"
 	"unicode"
@@ -21,6 +22,7 @@ func FuzzForContainer(f *testing.F) {
 	}
 	f.Add(pod, "- image: llama:7b\n  mountPath: /models\n  exec: true", "server")
 	f.Add(server, `[{"image":"llama","mountPath":"/models"},{"image":"a@sha256:`+strings.Repeat("a", 64)+`","mountPath":"/b"}]`, "server")
+	f.Add(pod, "- images:\n  - {image: a, subPath: w/x, mediaTypes: ['*model*']}\n  - image: b\n  mountPath: /m\n  readOnly: false\n  scratchSize: 1GiB", "server")
 	f.Fuzz(func(t *testing.T, key, text, container string) {
 		annotations := map[string]string{key: text}
 		volumes, err := request.ForContainer(web, annotations, container)
@@ -40,9 +42,29 @@ func FuzzForContainer(f *testing.F) {
 		require.Subset(t, request.All(annotations), volumes)
 		for i, v := range volumes {
 			require.Equal(t, key, v.Key)
-			require.Contains(t, []request.PullPolicy{request.Always, request.IfNotPresent, request.Never}, v.PullPolicy)
-			_, err := reference.ParseAnyReference(v.Image)
-			require.NoError(t, err)
+			require.NotEmpty(t, v.Sources)
+			require.LessOrEqual(t, len(v.Sources), 8)
+			for _, s := range v.Sources {
+				require.Contains(t, []request.PullPolicy{request.Always, request.IfNotPresent, request.Never}, s.PullPolicy)
+				_, err := reference.ParseAnyReference(s.Image)
+				require.NoError(t, err)
+				for _, pattern := range s.MediaTypes {
+					_, err := path.Match(pattern, "a/b")
+					require.NoError(t, err)
+				}
+				if s.SubPath != "" {
+					require.True(t, filepath.IsLocal(s.SubPath))
+					require.Equal(t, path.Join("a", s.SubPath), "a/"+s.SubPath)
+					require.Less(t, len(s.SubPath), 4096)
+					require.False(t, strings.ContainsFunc(s.SubPath, unicode.IsControl))
+				}
+			}
+			if v.Scratch == "" {
+				require.Zero(t, v.ScratchSize)
+			} else {
+				require.GreaterOrEqual(t, v.ScratchSize, int64(request.MinScratchSize))
+				require.LessOrEqual(t, v.ScratchSize, int64(request.MaxScratchSize))
+			}
 			require.Equal(t, path.Join("/", v.MountPath), v.MountPath)
 			require.NotEqual(t, "/", v.MountPath)
 			require.Less(t, len(v.MountPath), 4096)

@@ -11,6 +11,10 @@ import (
 	"github.com/ocihold/ocihold/imagevolume/request"
 )
 
+func source(image string, policy request.PullPolicy) []request.Source {
+	return []request.Source{{Image: image, PullPolicy: policy}}
+}
+
 func TestForContainerReadsVolumes(t *testing.T) {
 	id := strings.Repeat("0123456789abcdef", 4)
 	digest := "@sha256:" + id
@@ -24,56 +28,84 @@ func TestForContainerReadsVolumes(t *testing.T) {
   pullPolicy: Always
   readOnly: true
   exec: true
-`, []request.Volume{{Image: "example.com/llama:7b", MountPath: "/models", PullPolicy: request.Always, Exec: true}}},
+`, []request.Volume{{Sources: source("example.com/llama:7b", request.Always), MountPath: "/models", Exec: true}}},
 		{"YAML with the least", "- {image: llama:7b, mountPath: /models}", []request.Volume{
-			{Image: "llama:7b", MountPath: "/models", PullPolicy: request.IfNotPresent},
+			{Sources: source("llama:7b", request.IfNotPresent), MountPath: "/models"},
 		}},
 		{"JSON", `[{"image": "llama:7b", "mountPath": "/models", "pullPolicy": "Never", "readOnly": true, "exec": false}]`, []request.Volume{
-			{Image: "llama:7b", MountPath: "/models", PullPolicy: request.Never},
+			{Sources: source("llama:7b", request.Never), MountPath: "/models"},
 		}},
 		{"JSON that is not YAML", "[\n\t{\n\t\t\"image\":\"llama:7b\",\n\t\t\"mountPath\":\"\\/\\ud83e\\udd99\"\n\t}\n]", []request.Volume{
-			{Image: "llama:7b", MountPath: "/🦙", PullPolicy: request.IfNotPresent},
+			{Sources: source("llama:7b", request.IfNotPresent), MountPath: "/🦙"},
 		}},
 		{"YAML with document marks and comments", "--- # models\n- image: llama:7b # small\n  mountPath: '/models'\n...\n", []request.Volume{
-			{Image: "llama:7b", MountPath: "/models", PullPolicy: request.IfNotPresent},
+			{Sources: source("llama:7b", request.IfNotPresent), MountPath: "/models"},
 		}},
 		{"order is kept", "- {image: b:1, mountPath: /b}\n- {image: a:1, mountPath: /a}\n- {image: b:1, mountPath: /bb}", []request.Volume{
-			{Image: "b:1", MountPath: "/b", PullPolicy: request.IfNotPresent},
-			{Image: "a:1", MountPath: "/a", PullPolicy: request.IfNotPresent},
-			{Image: "b:1", MountPath: "/bb", PullPolicy: request.IfNotPresent},
+			{Sources: source("b:1", request.IfNotPresent), MountPath: "/b"},
+			{Sources: source("a:1", request.IfNotPresent), MountPath: "/a"},
+			{Sources: source("b:1", request.IfNotPresent), MountPath: "/bb"},
 		}},
 		{"path is cleaned", "- {image: a:1, mountPath: //opt/./models//}", []request.Volume{
-			{Image: "a:1", MountPath: "/opt/models", PullPolicy: request.IfNotPresent},
+			{Sources: source("a:1", request.IfNotPresent), MountPath: "/opt/models"},
 		}},
 		{"names that look reserved", "- {image: a:1, mountPath: /processes}\n- {image: a:1, mountPath: /opt/proc}\n- {image: a:1, mountPath: /..a}", []request.Volume{
-			{Image: "a:1", MountPath: "/processes", PullPolicy: request.IfNotPresent},
-			{Image: "a:1", MountPath: "/opt/proc", PullPolicy: request.IfNotPresent},
-			{Image: "a:1", MountPath: "/..a", PullPolicy: request.IfNotPresent},
+			{Sources: source("a:1", request.IfNotPresent), MountPath: "/processes"},
+			{Sources: source("a:1", request.IfNotPresent), MountPath: "/opt/proc"},
+			{Sources: source("a:1", request.IfNotPresent), MountPath: "/..a"},
 		}},
 		{"string by tag", "- {image: !!str 7, mountPath: /a}", []request.Volume{
-			{Image: "7", MountPath: "/a", PullPolicy: request.Always},
+			{Sources: source("7", request.Always), MountPath: "/a"},
 		}},
 		{"no tag", "- {image: example.com:5000/a/b, mountPath: /a}", []request.Volume{
-			{Image: "example.com:5000/a/b", MountPath: "/a", PullPolicy: request.Always},
+			{Sources: source("example.com:5000/a/b", request.Always), MountPath: "/a"},
 		}},
 		{"tag latest", "- {image: 'a:latest', mountPath: /a}", []request.Volume{
-			{Image: "a:latest", MountPath: "/a", PullPolicy: request.Always},
+			{Sources: source("a:latest", request.Always), MountPath: "/a"},
 		}},
 		{"tag latest and digest", "- {image: 'a:latest" + digest + "', mountPath: /a}", []request.Volume{
-			{Image: "a:latest" + digest, MountPath: "/a", PullPolicy: request.Always},
+			{Sources: source("a:latest"+digest, request.Always), MountPath: "/a"},
 		}},
 		{"digest", "- {image: 'a" + digest + "', mountPath: /a}", []request.Volume{
-			{Image: "a" + digest, MountPath: "/a", PullPolicy: request.IfNotPresent},
+			{Sources: source("a"+digest, request.IfNotPresent), MountPath: "/a"},
 		}},
 		{"tag and digest", "- {image: 'a:1" + digest + "', mountPath: /a}", []request.Volume{
-			{Image: "a:1" + digest, MountPath: "/a", PullPolicy: request.IfNotPresent},
+			{Sources: source("a:1"+digest, request.IfNotPresent), MountPath: "/a"},
 		}},
 		{"image id", "- {image: '" + id + "', mountPath: /a}", []request.Volume{
-			{Image: id, MountPath: "/a", PullPolicy: request.IfNotPresent},
+			{Sources: source(id, request.IfNotPresent), MountPath: "/a"},
 		}},
 		{"longest path", "- {image: a:1, mountPath: " + strings.Repeat("/abcdefg", 511) + "/abcdef}", []request.Volume{
-			{Image: "a:1", MountPath: strings.Repeat("/abcdefg", 511) + "/abcdef", PullPolicy: request.IfNotPresent},
+			{Sources: source("a:1", request.IfNotPresent), MountPath: strings.Repeat("/abcdefg", 511) + "/abcdef"},
 		}},
+		{"media types and sub path", "- {image: a:1, mountPath: /a, mediaTypes: [application/*tar*, '[a-z]/?'], subPath: ./w//x/}", []request.Volume{{
+			MountPath: "/a",
+			Sources:   []request.Source{{Image: "a:1", PullPolicy: request.IfNotPresent, MediaTypes: []string{"application/*tar*", "[a-z]/?"}, SubPath: "w/x"}},
+		}}},
+		{"images", `
+- mountPath: /a
+  images:
+    - image: a:1
+    - {image: b, subPath: "...", mediaTypes: ["*"]}
+    - image: a:1
+`, []request.Volume{{MountPath: "/a", Sources: []request.Source{
+			{Image: "a:1", PullPolicy: request.IfNotPresent},
+			{Image: "b", PullPolicy: request.Always, SubPath: "...", MediaTypes: []string{"*"}},
+			{Image: "a:1", PullPolicy: request.IfNotPresent},
+		}}}},
+		{"images with one policy", `[{"images": [{"image": "a"}, {"image": "b:1"}], "mountPath": "/a", "pullPolicy": "Never"}]`, []request.Volume{{
+			MountPath: "/a",
+			Sources:   []request.Source{{Image: "a", PullPolicy: request.Never}, {Image: "b:1", PullPolicy: request.Never}},
+		}}},
+		{"writable", "- {image: a:1, mountPath: /a, readOnly: false}", []request.Volume{{
+			MountPath: "/a", Sources: source("a:1", request.IfNotPresent), Scratch: request.ScratchContainer, ScratchSize: 1 << 30,
+		}}},
+		{"writable for the pod", "- {scratchSize: 16m, scratch: pod, image: a:1, mountPath: /a, readOnly: false}", []request.Volume{{
+			MountPath: "/a", Sources: source("a:1", request.IfNotPresent), Scratch: request.ScratchPod, ScratchSize: 16 << 20,
+		}}},
+		{"largest", "- {scratchSize: 16TiB, image: a:1, mountPath: /a, readOnly: false}", []request.Volume{{
+			MountPath: "/a", Sources: source("a:1", request.IfNotPresent), Scratch: request.ScratchContainer, ScratchSize: 16 << 40,
+		}}},
 		{"no volumes", "[]", nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -141,7 +173,7 @@ func TestFaultsStayWithTheirContainers(t *testing.T) {
 
 func TestAllLeavesOutTheBareListThatNobodyGets(t *testing.T) {
 	annotations := map[string]string{bare: "- {image: a, mountPath: /a}", pod: "- {image: b, mountPath: /b}"}
-	require.Equal(t, []request.Volume{{Image: "b", MountPath: "/b", PullPolicy: request.Always, Key: pod}}, request.All(annotations))
+	require.Equal(t, []request.Volume{{Sources: source("b", request.Always), MountPath: "/b", Key: pod}}, request.All(annotations))
 }
 
 func TestErrorsStayOnOneLineWithOddNames(t *testing.T) {

@@ -17,11 +17,17 @@
 //
 // A volume has these keys, and no other:
 //
-//	image       name, tag, digest, short name or image id; required
-//	mountPath   absolute path in the container; required
-//	pullPolicy  Always, IfNotPresent or Never; by default what Kubernetes says
-//	readOnly    true, which it is anyway
-//	exec        true allows programs in the volume to run; by default false
+//	image        name, tag, digest, short name or image id
+//	mediaTypes   list of patterns: only layers of these media types
+//	subPath      a directory or file of the image, which is the volume then
+//	images       instead of these three: a list of them, stacked, later wins
+//	mountPath    absolute path in the container; required
+//	pullPolicy   Always, IfNotPresent or Never; by default what Kubernetes says
+//	readOnly     false gives the container a writable copy; by default true
+//	scratch      with readOnly: false, how long what is written stays: as long
+//	             as the container, the default, or the pod
+//	scratchSize  with readOnly: false, how much can be written, such as 2GiB
+//	exec         true allows programs in the volume to run; by default false
 //
 // The package is pure: no input but its arguments, no logging, and equal input
 // gives equal text of an error, so that kubelet folds repeated events.
@@ -48,22 +54,57 @@ const (
 	Never        PullPolicy = "Never"
 )
 
-// Volume is one image that a container asks to have mounted.
+// Volume is what a container asks to have mounted at one path.
 type Volume struct {
-	// Image is the reference as written: an image name with tag or digest, a
-	// short name, or an image id.
-	Image string
+	// Sources are what it shows, stacked: where several have a path, the last
+	// of them counts. There is at least one.
+	Sources []Source
 	// MountPath is where it goes in the container: absolute and clean.
 	MountPath string
-	// PullPolicy is never empty. Where the annotation has none it is Always for
-	// the tag latest and for neither tag nor digest, else IfNotPresent. For a
-	// full image id, which no registry knows, it is IfNotPresent.
-	PullPolicy PullPolicy
+	// Scratch is empty for a volume that is read-only.
+	Scratch Scratch
+	// ScratchSize is how much may be written, in bytes; 0 for a volume that is
+	// read-only.
+	ScratchSize int64
 	// Exec allows programs in the volume to run.
 	Exec bool
 	// Key is the annotation key that it was read from.
 	Key string
 }
+
+// Source is an image, or a part of one, in a volume.
+type Source struct {
+	// Image is the reference as written: an image name with tag or digest, a
+	// short name, or an image id.
+	Image string
+	// PullPolicy is never empty. Where the annotation has none it is Always for
+	// the tag latest and for neither tag nor digest, else IfNotPresent. For a
+	// full image id, which no registry knows, it is IfNotPresent.
+	PullPolicy PullPolicy
+	// MediaTypes are patterns for the media types of layers, as [path.Match]
+	// has them, except that * and ? stand for a slash, too. Only layers that one
+	// of them matches count; without patterns, all do.
+	MediaTypes []string
+	// SubPath is what of the image counts: clean, relative and without "..";
+	// empty for all of it.
+	SubPath string
+}
+
+// Scratch says how long what is written to a volume stays.
+type Scratch string
+
+// The lifetimes of what is written: that of the container, and that of the pod.
+const (
+	ScratchContainer Scratch = "container"
+	ScratchPod       Scratch = "pod"
+)
+
+// Bounds of Volume.ScratchSize, in bytes.
+const (
+	DefaultScratchSize = 1 << 30
+	MinScratchSize     = 16 << 20
+	MaxScratchSize     = 16 << 40
+)
 
 // Pod names a pod in errors.
 type Pod struct {

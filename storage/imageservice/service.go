@@ -38,9 +38,9 @@ type Options struct {
 	AuthDir string
 	// MayPull, if not nil, is asked before a pull into a root other than the default; its error refuses the pull.
 	MayPull func(ctx context.Context, root string) error
-	// VolumeUsers, if not nil, says who has each image as a volume that CRI-O does not know of, by image id. It is asked
+	// VolumeUsers, if not nil, returns what says who has an image as a volume that CRI-O does not know of. It is asked
 	// before anything is removed.
-	VolumeUsers func(ctx context.Context) (map[string][]string, error)
+	VolumeUsers func(ctx context.Context) (func(imageID string) []string, error)
 	// Pinned are CRI-O's pinned_images patterns and its pause image: images that kubelet's garbage collection is to
 	// leave alone.
 	Pinned []string
@@ -83,7 +83,7 @@ type Service struct {
 	pinned  []string
 	report  bool
 
-	volumeUsers func(ctx context.Context) (map[string][]string, error)
+	volumeUsers func(ctx context.Context) (func(imageID string) []string, error)
 
 	log logrus.FieldLogger
 	// faults are those of lists, unread those of ImageFsInfo.

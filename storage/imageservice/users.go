@@ -3,6 +3,7 @@ package imageservice
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -40,14 +41,11 @@ func (s *Service) Users(ctx context.Context) (func(imageID string) ([]string, er
 			}
 		}
 	}
+	volumes := func(string) []string { return nil }
 	if s.volumeUsers != nil {
-		volumes, err := s.volumeUsers(ctx)
-		if err != nil {
+		if volumes, err = s.volumeUsers(ctx); err != nil {
 			return nil, fmt.Errorf("ask who uses it: %w", err)
 		}
-		for image, users := range volumes {
-			found[image] = append(found[image], users...)
-		}
 	}
-	return func(imageID string) ([]string, error) { return found[imageID], nil }, nil
+	return func(imageID string) ([]string, error) { return slices.Concat(found[imageID], volumes(imageID)), nil }, nil
 }

@@ -55,8 +55,8 @@ var refusals = []struct {
 	{"no image", serverKey, "- mountPath: /models", "[0]: has no image", "add image: NAME"},
 	{"no mountPath", serverKey, "- image: llama", "[0]: has no mountPath", "add mountPath: /PATH"},
 	{"misspelt field", serverKey, entry("pulPolicy: Always"), `[0]: unknown key "pulPolicy"`, `did you mean "pullPolicy"?`},
-	{"Kubernetes' field", serverKey, entry("reference: llama"), `[0]: unknown key "reference"`, "known are image, mountPath, pullPolicy, readOnly, exec"},
-	{"merge", serverKey, entry("<<: {exec: true}"), `[0]: has a key that is "<<" of type !!merge`, "known are image, mountPath, pullPolicy, readOnly, exec"},
+	{"Kubernetes' field", serverKey, entry("reference: llama"), `[0]: unknown key "reference"`, "known are image, images, mountPath, pullPolicy, mediaTypes, subPath, readOnly, scratch, scratchSize, exec"},
+	{"merge", serverKey, entry("<<: {exec: true}"), `[0]: has a key that is "<<" of type !!merge`, "known are image, images, mountPath, pullPolicy, mediaTypes, subPath, readOnly, scratch, scratchSize, exec"},
 	{"field twice", serverKey, entry("exec: true", "exec: false"), `[0]: key "exec" is there twice`, "keep one"},
 	{"field twice in JSON", serverKey, `[{"image": "a", "mountPath": "/a", "mountPath": "/b"}]`, `[0]: key "mountPath" is there twice`, "keep one"},
 
@@ -86,7 +86,14 @@ var refusals = []struct {
 
 	{"policy in small letters", serverKey, entry("pullPolicy: never"), `[0].pullPolicy: "never" is not a pull policy`, "did you mean Never?"},
 	{"unknown policy", serverKey, entry("pullPolicy: Daily"), `[0].pullPolicy: "Daily" is not a pull policy`, "known are Always, IfNotPresent, Never"},
-	{"writable", serverKey, entry("readOnly: false"), "[0].readOnly: is false, but writable volumes are not supported", "remove it"},
+	{"sub path absolute", serverKey, entry("subPath: /etc"), `[0].subPath: "/etc" is absolute`, "write it without / at its start"},
+	{"sub path upwards", serverKey, entry("subPath: a/../../etc"), `[0].subPath: "a/../../etc" has ".." in it`, "write the path without"},
+	{"media type as text", serverKey, entry("mediaTypes: '*tar*'"), `[0].mediaTypes: is the string "*tar*", not a list of media types`, "write [TYPE, ...]"},
+	{"images beside image", serverKey, entry("images: [{image: a}]", "image: b"), "[0]: has image beside images", "keep one of them"},
+	{"sub path beside images", serverKey, "- {images: [{image: a}], subPath: a, mountPath: /a}", "[0].subPath: is beside images", "write it to each of them"},
+	{"many images", serverKey, "- {images: [" + strings.Repeat("{image: a}, ", 9) + "], mountPath: /a}", "[0].images: has 9 images", "at most 8 are allowed"},
+	{"scratch of a read-only volume", serverKey, entry("scratch: pod"), "[0].scratch: is for what a container writes", "add readOnly: false, or remove it"},
+	{"scratch too small", serverKey, entry("readOnly: false", "scratchSize: 1KiB"), `[0].scratchSize: "1KiB" is not between 16MiB and 16TiB`, "choose another size"},
 	{"readOnly in quotes", serverKey, entry("readOnly: 'true'"), `[0].readOnly: is the string "true"`, "write true or false, without quotes"},
 	{"exec a number", serverKey, entry("exec: 1"), "[0].exec: is the number 1", "write true or false, without quotes"},
 }

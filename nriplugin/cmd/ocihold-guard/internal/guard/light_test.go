@@ -14,6 +14,7 @@ func TestImportsStayLight(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", ".").Output()
 	require.NoError(t, err)
 	require.ElementsMatch(t, []string{
+		"github.com/docker/go-units",
 		"github.com/moby/sys/mountinfo",
 		"github.com/ocihold/ocihold/imagevolume/request",
 		"github.com/ocihold/ocihold/nriplugin/cmd/ocihold-guard/internal/guard",

@@ -82,7 +82,7 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, log *logrus.L
 	}
 	defer func() { err = errors.Join(err, mounts.Close()) }()
 	var manager *imagevolume.Manager
-	store, err := openStore(config, crio, func(ctx context.Context) (map[string][]string, error) { return manager.Users(ctx) }, log)
+	store, err := openStore(config, crio, func(ctx context.Context) (func(string) []string, error) { return manager.Users(ctx) }, log)
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package cli
 import (
 	"github.com/spf13/cobra"
 
+	"github.com/ocihold/ocihold/imagevolume"
 	"github.com/ocihold/ocihold/nriplugin/cmd/ocihold/internal/control"
 )
 
@@ -27,7 +28,13 @@ func (a *app) volumesCommand() *cobra.Command {
 		}
 		rows := [][]string{{"NAMESPACE", "POD", "CONTAINER", "PATH", "IMAGE", "IMAGE ID"}}
 		for _, v := range volumes {
-			rows = append(rows, []string{v.Namespace, v.Pod, v.Container, v.MountPath, v.Image, short(v.ImageID)})
+			images := v.Images
+			if len(images) == 0 {
+				images = []imagevolume.VolumeImage{v.VolumeImage}
+			}
+			for _, image := range images {
+				rows = append(rows, []string{v.Namespace, v.Pod, v.Container, v.MountPath, image.Image, short(image.ImageID)})
+			}
 		}
 		return writeTable(a.out, rows)
 	}

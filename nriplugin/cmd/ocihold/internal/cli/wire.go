@@ -78,9 +78,9 @@ func handlerOptions(base storage.Options, h conf.Handler) storage.Options {
 	return o
 }
 
-// volumeUsers says who has each image as a volume, by image ID. It is nil where no
+// volumeUsers returns what says who has an image as a volume. It is nil where no
 // daemon runs: there leases have to tell.
-type volumeUsers func(ctx context.Context) (map[string][]string, error)
+type volumeUsers func(ctx context.Context) (func(imageID string) []string, error)
 
 // newImageService puts the image service together.
 func newImageService(config conf.Config, crio *conf.CRIO, roots *storage.Roots, conn *grpc.ClientConn, volumes volumeUsers,
@@ -228,8 +228,8 @@ func (s volumeStore) MountedAt(ctx context.Context, dirs []string) (map[string][
 	return s.root.MountedAt(ctx, dirs)
 }
 
-func (s volumeStore) LowerDirs(ctx context.Context, id string) ([]string, error) {
-	dirs, err := s.root.LowerDirs(ctx, id)
+func (s volumeStore) LowerDirs(ctx context.Context, id string, mediaTypes []string) ([]string, error) {
+	dirs, err := s.root.LowerDirs(ctx, id, mediaTypes)
 	return dirs, notPresent(err)
 }
 
