@@ -69,7 +69,7 @@ type Config struct {
 	Routes []Route `toml:"routes"`
 
 	// MediaTypes say what becomes of the blobs of OCI artifacts, by patterns for
-	// their media types in the form of path.Match: MediaTypeTar or MediaTypeFile.
+	// their media types in the form of the key mediaTypes of volumes: MediaTypeTar or MediaTypeFile.
 	MediaTypes map[string]string `toml:"media_types"`
 
 	ImageService ImageService `toml:"image_service"`

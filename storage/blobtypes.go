@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"path"
 	"regexp"
 	"slices"
 )
@@ -36,7 +35,7 @@ type mediaTypeRule struct {
 func newMediaTypes(rules map[string]string) (mediaTypes, error) {
 	var types mediaTypes
 	for _, pattern := range slices.Sorted(maps.Keys(rules)) {
-		if _, err := path.Match(pattern, ""); err != nil {
+		if _, err := matchMediaType(pattern, ""); err != nil {
 			return nil, fmt.Errorf("media type %q: %w", pattern, err)
 		}
 		kind := rules[pattern]
@@ -52,7 +51,7 @@ func newMediaTypes(rules map[string]string) (mediaTypes, error) {
 // unpack tells whether blobs of the type are archives.
 func (t mediaTypes) unpack(mediaType string) bool {
 	for _, rule := range t {
-		if fits, err := path.Match(rule.pattern, mediaType); err == nil && fits {
+		if fits, err := matchMediaType(rule.pattern, mediaType); err == nil && fits {
 			return rule.unpack
 		}
 	}

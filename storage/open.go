@@ -48,7 +48,7 @@ type Options struct {
 	// StallTimeout ends a transfer for which the registry sends nothing for that long. 0 means DefaultStallTimeout.
 	StallTimeout time.Duration
 
-	// MediaTypes say by path.Match patterns which blobs of OCI artifacts are archives, BlobTar, and which are files, BlobFile.
+	// MediaTypes say by patterns, in which "*" is any text, which blobs of OCI artifacts are archives, BlobTar, and which are files, BlobFile.
 	// The longest pattern that fits counts; where none does, the media types of archives are those that end in "tar",
 	// "tar+gzip" or "tar+zstd". It counts when an artifact is pulled.
 	MediaTypes map[string]string
