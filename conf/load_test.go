@@ -343,7 +343,7 @@ func TestValidate(t *testing.T) {
 		"no stall_timeout":    {func(c *Config) { c.Pull.StallTimeout = 0 }, `pull.stall_timeout = "0s": must be a second or more, such as 2m`},
 		"metrics on no port":  {func(c *Config) { c.Metrics.Address = "127.0.0.1" }, `metrics.address = "127.0.0.1": must be host:port, such as 127.0.0.1:9537, or empty for no metrics`},
 		"media type as zip":   {func(c *Config) { c.MediaTypes = map[string]string{"a/b": "zip"} }, `media_types."a/b" = "zip": must be tar or file`},
-		"no media type":       {func(c *Config) { c.MediaTypes = map[string]string{"a": "tar"} }, `media_types."a" = "tar": the key must be a media type with "*" for any text, such as application/vnd.example.*`},
+		"no media type":       {func(c *Config) { c.MediaTypes = map[string]string{"": "tar"} }, `media_types."" = "tar": the key must be a media type with "*" for any text, such as application/vnd.example.*`},
 		"media type pattern":  {func(c *Config) { c.MediaTypes = map[string]string{"a/[": "tar"} }, `media_types."a/[" = "tar": the key must be a media type with "*" for any text, such as application/vnd.example.*`},
 		"all are told": {
 			func(c *Config) { c.NRI.PluginName, c.NRI.PluginIndex = "", "" },

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -90,7 +89,7 @@ func (c Config) Validate() error {
 		if kind != MediaTypeTar && kind != MediaTypeFile {
 			k.fault(key, kind, "must be tar or file")
 		}
-		if _, err := path.Match(pattern, ""); err != nil || strings.Count(pattern, "/") != 1 {
+		if _, err := path.Match(pattern, ""); err != nil || pattern == "" {
 			k.fault(key, kind, `the key must be a media type with "*" for any text, such as application/vnd.example.*`)
 		}
 	}

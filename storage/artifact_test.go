@@ -196,7 +196,7 @@ func TestPullArtifact(t *testing.T) {
 		"tar over a file":          {parts: []part{{mediaType: raw, title: "dir/in-tar", content: untitled}, {mediaType: ispec.MediaTypeImageLayer, content: archive}}, want: inTar},
 		"file over one of a tar":   {parts: []part{{mediaType: ispec.MediaTypeImageLayer, content: archive}, {mediaType: raw, title: "dir/in-tar", content: untitled}}, want: map[string]string{"dir/in-tar": "untitled"}},
 		"tar as a file":            {parts: []part{{mediaType: "application/x-tar", title: "a.tar", content: archive}}, rules: map[string]string{"application/x-*": BlobFile}, want: map[string]string{"a.tar": string(archive)}},
-		"foreign type as a tar":    {parts: []part{{mediaType: "application/vnd.example.bundle", content: gzipped(t, archive)}}, rules: map[string]string{"application/*": BlobFile, "application/vnd.example.*": BlobTar}, want: inTar},
+		"foreign type as a tar":    {parts: []part{{mediaType: "application/vnd.example.bundle", content: gzipped(t, archive)}}, rules: map[string]string{"*": BlobFile, "*.example.*": BlobTar}, want: inTar},
 		"ModelPack's path":         {parts: []part{{mediaType: raw, annotations: map[string]string{"org.cncf.model.filepath": "w/a", ispec.AnnotationTitle: "a"}, content: untitled}}, want: map[string]string{"w/a": "untitled"}},
 		"ModelPack's path before":  {parts: []part{{mediaType: raw, annotations: map[string]string{"org.cnai.model.filepath": "w/a"}, content: untitled}}, want: map[string]string{"w/a": "untitled"}},
 	} {
