@@ -179,6 +179,10 @@ func keepPauseImage(ctx context.Context, root *storage.Root, crio *conf.CRIO, lo
 	return nil
 }
 
+// lockPatience is how long the lock of a killed daemon may outlive it: until
+// the program that it was about to start has been loaded.
+const lockPatience = 2 * time.Second
+
 // lockRunDir makes this the only daemon of its run directory. The lock ends
 // with the process.
 func lockRunDir(dir string) (unlock func(), err error) {
@@ -186,7 +190,12 @@ func lockRunDir(dir string) (unlock func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open lock: %w", err)
 	}
-	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	for end := time.Now().Add(lockPatience); errors.Is(err, unix.EWOULDBLOCK) && time.Now().Before(end); {
+		<-time.After(lockPatience / 100)
+		err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	}
+	if err != nil {
 		file.Close()
 		return nil, fmt.Errorf("another ocihold runs in %s: stop it, or give this one a run_dir of its own: %w", dir, err)
 	}
