@@ -64,6 +64,9 @@ var (
 	// ErrUnmounted is returned for a root without its marker file: the disk that it is on is not mounted.
 	ErrUnmounted = errors.New("root is not there")
 
+	// ErrHung is returned for a root whose disk does not answer. When it does again, all goes on.
+	ErrHung = errors.New("its disk does not answer")
+
 	// ErrRunRoot is returned for a root that is in use with another run root than it is to be opened with. The text says
 	// what uses it.
 	ErrRunRoot = errors.New("root is in use with another run root")

@@ -16,17 +16,23 @@ func (r *Roots) RemoveHalf(ctx context.Context) error {
 	roots, _ := r.all()
 	var errs []error
 	for _, root := range roots {
-		records, err := root.store.Images()
-		if err != nil {
-			errs = append(errs, fmt.Errorf("list images of the root of handler %q: %w", root.name, err))
+		errs = append(errs, root.Bounded(func() error { return r.removeHalf(ctx, root) }))
+	}
+	return errors.Join(errs...)
+}
+
+func (r *Roots) removeHalf(ctx context.Context, root *Root) error {
+	records, err := root.store.Images()
+	if err != nil {
+		return fmt.Errorf("list images of the root of handler %q: %w", root.name, err)
+	}
+	var errs []error
+	for i := range records {
+		if len(records[i].Names) > 0 || slices.Contains(records[i].BigDataNames, cstorage.ImageDigestBigDataKey) {
+			continue
 		}
-		for i := range records {
-			if len(records[i].Names) > 0 || slices.Contains(records[i].BigDataNames, cstorage.ImageDigestBigDataKey) {
-				continue
-			}
-			if err := r.remove(ctx, root.name, records[i].ID); err != nil {
-				errs = append(errs, fmt.Errorf("remove half an image: %w", err))
-			}
+		if err := r.remove(ctx, root.name, records[i].ID); err != nil {
+			errs = append(errs, fmt.Errorf("remove half an image: %w", err))
 		}
 	}
 	return errors.Join(errs...)

@@ -34,7 +34,7 @@ func (r *Roots) Leaning(ctx context.Context) ([]Lean, error) {
 	if err := r.base.usable(ctx); err != nil {
 		return nil, fmt.Errorf("look for leaning images: %w", err)
 	}
-	mounted, _ := r.mounted()
+	mounted, _ := r.answering(ctx)
 	var leans []Lean
 	err := r.crio.locked(func(state *crioState) error {
 		for _, image := range state.images {

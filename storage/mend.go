@@ -72,7 +72,7 @@ type lentLayer struct {
 }
 
 func (r *Roots) mend(ctx context.Context, imageID string, inUse func(string) ([]string, error)) (err error) {
-	lenders, _ := r.mounted()
+	lenders, _ := r.answering(ctx)
 	var todo mending
 	err = r.crio.locked(func(state *crioState) (err error) {
 		todo, err = state.planMending(imageID, lenders)

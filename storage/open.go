@@ -100,6 +100,7 @@ type Root struct {
 	now      func() time.Time
 	log      logrus.FieldLogger
 
+	pulse      *pulse
 	downloads  *tempDir      // nil for the system's
 	collecting chan struct{} // has room while no collection runs
 	// toldTrouble is what the last collection could not do, as the log has it; whoever collects may touch it.
@@ -209,6 +210,7 @@ func Open(opt Options) (_ *Root, err error) {
 		now:      time.Now,
 		log:      opt.Log.WithField("handler", opt.Name),
 
+		pulse:      newPulse(opt),
 		downloads:  downloads,
 		collecting: make(chan struct{}, 1),
 	}

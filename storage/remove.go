@@ -47,13 +47,17 @@ func (r *Roots) RemoveFrom(ctx context.Context, handler, ref string, inUse func(
 // FreeKept removes the layers of handler roots that are only there because CRI-O's own root leaned on them when their
 // images were removed, and no longer does.
 func (r *Roots) FreeKept(ctx context.Context) error {
-	handlers, _ := r.mounted()
+	handlers, _ := r.answering(ctx)
+	var errs []error
 	for _, root := range handlers {
-		if err := withRoom([]*Root{root}, func() error { return root.guarded(root.freeKept) }); err != nil {
-			return fmt.Errorf("free layers that nothing leans on in the root of handler %q: %w", root.name, err)
+		err := root.Bounded(func() error {
+			return withRoom([]*Root{root}, func() error { return root.guarded(root.freeKept) })
+		})
+		if err != nil {
+			errs = append(errs, fmt.Errorf("free layers that nothing leans on in the root of handler %q: %w", root.name, err))
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // removable returns the ids of the images that ref means, unless one is in use.
@@ -97,7 +101,7 @@ func (r *Roots) removable(ctx context.Context, handler, ref string, inUse func(s
 	if len(users) > 0 {
 		return nil, inUseBy(users)
 	}
-	handlers, _ := r.mounted()
+	handlers, _ := r.answering(ctx)
 	return ids, r.crio.locked(func(state *crioState) error {
 		for _, id := range ids {
 			if err := state.unused(id, handlers); err != nil {
@@ -162,7 +166,7 @@ func (r *Roots) remove(ctx context.Context, handler, id string) error {
 	if err := r.base.usable(ctx); err != nil {
 		return err
 	}
-	handlers, _ := r.mounted()
+	handlers, _ := r.answering(ctx)
 	chosen := slices.Clone(handlers)
 	// None of ours is leased meanwhile.
 	for _, root := range append([]*Root{r.base}, handlers...) {

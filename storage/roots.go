@@ -13,7 +13,8 @@ import (
 
 // Roots are CRI-O's own root and those of the handlers. Their methods may be called from several goroutines.
 //
-// A handler root whose disk is not mounted is one of them all the same, and is opened when the disk is there.
+// A handler root whose disk is not mounted is one of them all the same, and is opened when the disk is there. One whose disk
+// does not answer (ErrHung) is passed over likewise: it holds up no other.
 type Roots struct {
 	base *Root
 	crio *crioRoot
@@ -26,12 +27,16 @@ type Roots struct {
 	returned chan struct{}
 }
 
-// handlerRoot is a handler's root, nil as long as its disk was never there. away says that it was not when last looked.
+// handlerRoot is a handler's root, nil as long as its disk was never there. fault is why it could not be used when last
+// looked.
 type handlerRoot struct {
 	options Options
 	root    *Root
+	pulse   *pulse
 	pulled  chan struct{}
-	away    bool
+	fault   error
+
+	opening sync.Mutex // held while the root is opened
 }
 
 // ImageAt is an image and where it is.
@@ -65,9 +70,9 @@ func OpenRoots(base Options, handlers []Options) (_ *Roots, err error) {
 			return nil, fmt.Errorf("open the root of handler %q at %s: another handler has that root: give each handler a root of its own", options.Name, options.GraphRoot)
 		}
 		names, places = append(names, options.Name), append(places, filepath.Clean(options.GraphRoot))
-		h := &handlerRoot{options: options, pulled: make(chan struct{}, 1)}
+		h := &handlerRoot{options: options, pulse: newPulse(options), pulled: make(chan struct{}, 1)}
 		r.handlers = append(r.handlers, h)
-		if _, err := r.opened(h); err != nil && !errors.Is(err, ErrUnmounted) {
+		if _, err := r.opened(h); err != nil && !errors.Is(err, ErrUnmounted) && !errors.Is(err, ErrHung) {
 			return nil, err
 		}
 	}
@@ -78,47 +83,41 @@ func OpenRoots(base Options, handlers []Options) (_ *Roots, err error) {
 	return r, nil
 }
 
-// open opens the handler's root if that was not done yet.
-func (r *Roots) open(h *handlerRoot) error {
-	if h.root != nil {
-		return nil
-	}
-	var others []*Root
-	for _, other := range r.handlers {
-		if other.root != nil {
-			others = append(others, other.root)
-		}
+// open opens the handler's root.
+func (r *Roots) open(h *handlerRoot) (*Root, error) {
+	if err := h.pulse.ask(context.Background()); errors.Is(err, ErrHung) {
+		return nil, err
 	}
 	if CheckRoot(h.options) == nil { // else opening says so
-		if err := r.checkRunRoot(h.options, others); err != nil {
-			return fmt.Errorf("open the root of handler %q at %s: %w", h.options.Name, h.options.GraphRoot, err)
+		if err := r.checkRunRoot(h.options, r.inMemory()[1:]); err != nil {
+			return nil, fmt.Errorf("open the root of handler %q at %s: %w", h.options.Name, h.options.GraphRoot, err)
 		}
 	}
 	root, err := Open(h.options)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if h.options.Marker {
 		if err := recordRunRoot(h.options); err != nil {
 			root.log.WithError(err).Warn("the run root is not kept with the root: a change of it may go unnoticed")
 		}
 	}
-	root.leans, root.pulled = r.crio, h.pulled
-	h.root = root
-	return nil
+	root.leans, root.pulled, root.pulse = r.crio, h.pulled, h.pulse
+	return root, nil
 }
 
 // Close closes every root.
 func (r *Roots) Close() error {
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	r.closed = true
-	errs := []error{r.base.Close()}
-	for _, h := range r.handlers {
-		if h.root != nil {
-			errs = append(errs, h.root.Close())
-		}
+	r.mu.Unlock()
+	roots := r.inMemory()
+	errs := make([]error, len(roots))
+	var closing sync.WaitGroup
+	for i, root := range roots {
+		closing.Go(func() { errs[i] = root.Close() })
 	}
+	closing.Wait()
 	return errors.Join(errs...)
 }
 
@@ -131,10 +130,10 @@ func (r *Roots) Names() []string {
 	return names
 }
 
-// Handler returns the root of that name; "" is CRI-O's own. It returns ErrUnknownHandler, or ErrUnmounted.
+// Handler returns the root of that name; "" is CRI-O's own. It returns ErrUnknownHandler, ErrUnmounted or ErrHung.
 func (r *Roots) Handler(name string) (*Root, error) {
 	if name == "" || name == r.base.name {
-		return r.base, nil
+		return r.base, r.base.pulse.hung()
 	}
 	for _, h := range r.handlers {
 		if h.options.Name == name {
@@ -146,21 +145,23 @@ func (r *Roots) Handler(name string) (*Root, error) {
 
 // opened returns the handler's root, ready for use at this moment.
 func (r *Roots) opened(h *handlerRoot) (*Root, error) {
-	root, err := r.openedOnce(h)
-	if err == nil {
-		// Without the lock: a disk that does not answer holds up no other root.
-		if err = root.ready(); err != nil {
-			err = fmt.Errorf("use the root of handler %q at %s: %w", h.options.Name, h.options.GraphRoot, err)
+	root, err := bounded(h.pulse, func() (*Root, error) {
+		root, err := r.openedOnce(h)
+		if err == nil {
+			if err = root.ready(); err != nil {
+				err = fmt.Errorf("use the root of handler %q at %s: %w", h.options.Name, h.options.GraphRoot, err)
+			}
 		}
-	}
+		return root, err
+	})
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	away := errors.Is(h.fault, ErrUnmounted) || errors.Is(h.fault, ErrHung)
+	h.fault = err
 	if err != nil {
-		h.away = errors.Is(err, ErrUnmounted)
 		return nil, err
 	}
-	if h.away {
-		h.away = false
+	if away {
 		select {
 		case r.returned <- struct{}{}:
 		default: // one is there that no one has looked at
@@ -171,16 +172,32 @@ func (r *Roots) opened(h *handlerRoot) (*Root, error) {
 
 // openedOnce returns the handler's root, opened now if it was not before.
 func (r *Roots) openedOnce(h *handlerRoot) (*Root, error) {
+	// Not under r.mu: a disk that does not answer holds up no other root.
+	h.opening.Lock()
+	defer h.opening.Unlock()
+	r.mu.Lock()
+	closed, root := r.closed, h.root
+	r.mu.Unlock()
+	if closed {
+		return nil, ErrClosed
+	}
+	if root != nil {
+		return root, nil
+	}
+	root, err := r.open(h)
+	if err != nil {
+		return nil, err
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
-		return nil, ErrClosed
+		return nil, errors.Join(ErrClosed, root.Close())
 	}
-	err := r.open(h)
-	return h.root, err
+	h.root = root
+	return root, nil
 }
 
-// Returned receives when the disk of a handler's root was found mounted after it was not: what a process left in that
+// Returned receives when the disk of a handler's root was found mounted after it was not, or answers again: what a process left in that
 // root that was killed, or lost the disk, can be cleared away now.
 func (r *Roots) Returned() <-chan struct{} { return r.returned }
 
@@ -197,6 +214,17 @@ func (r *Roots) mounted() (roots []*Root, errs []error) {
 	return roots, errs
 }
 
+// answering is mounted of roots that have just been asked whether their disks answer: for what locks CRI-O's root and then
+// works in theirs.
+func (r *Roots) answering(ctx context.Context) (roots []*Root, errs []error) {
+	var asking sync.WaitGroup
+	for _, h := range r.handlers {
+		asking.Go(func() { _ = h.pulse.ask(ctx) }) // is kept
+	}
+	asking.Wait()
+	return r.mounted()
+}
+
 // all returns the roots that can be used, CRI-O's own first, and for each other one why not.
 func (r *Roots) all() ([]*Root, []error) {
 	handlers, errs := r.mounted()
@@ -210,16 +238,21 @@ func (r *Roots) List(ctx context.Context) ([]ImageAt, []error) {
 	roots, errs := r.all()
 	at := make(map[string]*ImageAt)
 	for _, root := range roots {
-		images, bad := root.Images(ctx)
-		errs = append(errs, bad...)
-		counted := r.counted(root)
-		for _, image := range images {
+		found, err := Bounded(root, func() (imagesOf, error) {
+			images, bad := root.Images(ctx)
+			return imagesOf{images, bad, r.counted(root)}, nil
+		})
+		if err != nil {
+			errs = append(errs, err)
+		}
+		errs = append(errs, found.bad...)
+		for _, image := range found.images {
 			known, ok := at[image.ID]
 			if !ok {
 				known = &ImageAt{Image: image, Pinned: true}
 				at[image.ID] = known
 			}
-			known.add(root.name, image, counted)
+			known.add(root.name, image, found.counted)
 		}
 	}
 	images := make([]ImageAt, 0, len(at))
@@ -229,6 +262,13 @@ func (r *Roots) List(ctx context.Context) ([]ImageAt, []error) {
 	}
 	slices.SortFunc(images, func(a, b ImageAt) int { return cmp.Compare(a.ID, b.ID) })
 	return images, errs
+}
+
+// imagesOf are the images of a root.
+type imagesOf struct {
+	images  []Image
+	bad     []error
+	counted bool // by the node's garbage collection
 }
 
 // add merges in what a root has of the image.
@@ -266,8 +306,9 @@ func (r *Roots) counted(root *Root) bool {
 }
 
 // Find resolves ref in each root, as Root.Resolve does, and returns one image for each root that has it: a name may
-// mean another image in each. Roots whose disk is not mounted have nothing. With an error, which is about the roots
-// that could not be read or have several images that fit, what the others have is returned too.
+// mean another image in each. Roots whose disk is not mounted have nothing; one whose disk does not answer is an error only
+// where no other has the image. With an error, which is about the roots that could not be read or have several images that
+// fit, what the others have is returned too.
 func (r *Roots) Find(ctx context.Context, ref string) ([]ImageAt, error) {
 	roots, unmounted := r.all()
 	var found []ImageAt
@@ -278,19 +319,25 @@ func (r *Roots) Find(ctx context.Context, ref string) ([]ImageAt, error) {
 		}
 	}
 	for _, root := range roots {
-		switch image, err := root.Resolve(ctx, ref); {
+		image, err := Bounded(root, func() (ImageAt, error) {
+			image, err := root.Resolve(ctx, ref)
+			if err != nil {
+				return ImageAt{}, err
+			}
+			return ImageAt{Image: image, Handlers: []string{root.name}, Pinned: image.Leased || !r.counted(root)}, nil
+		})
+		switch {
 		case err == nil:
-			found = append(found, ImageAt{
-				Image:    image,
-				Handlers: []string{root.name},
-				Pinned:   image.Leased || !r.counted(root),
-			})
+			found = append(found, image)
 		case errors.Is(err, ErrNotFound), errors.Is(err, ErrUnmounted):
 		case errors.Is(err, ErrInvalidReference):
 			return nil, err
 		default:
 			errs = append(errs, err)
 		}
+	}
+	if len(found) > 0 {
+		errs = slices.DeleteFunc(errs, func(err error) bool { return errors.Is(err, ErrHung) })
 	}
 	return found, errors.Join(errs...)
 }

@@ -61,26 +61,36 @@ type ImageUsage struct {
 
 // Report says what each root has, CRI-O's own first. It waits until every layer is measured. There is an error for each
 // image with a bad record (ErrBadRecord), for each layer that could not be read, for each root whose disk is not
-// mounted (ErrUnmounted), and for each that could not be read; the report is whole for the others.
+// mounted (ErrUnmounted) or does not answer (ErrHung), and for each that could not be read; the report is whole for the others.
 func (r *Roots) Report(ctx context.Context) ([]RootUsage, []error) {
-	roots, errs := r.all()
-	needs, bad, err := r.needs(roots[1:])
+	handlers, errs := r.answering(ctx)
+	roots := append([]*Root{r.base}, handlers...)
+	needs, bad, err := r.needs(handlers)
 	if err != nil {
 		return nil, append(errs, fmt.Errorf("report disk use: look what CRI-O's root needs: %w", err))
 	}
 	errs = append(errs, bad...)
 	var report []RootUsage
 	for _, root := range roots {
-		usage, bad, err := root.report(ctx, needs)
+		got, err := Bounded(root, func() (reportOf, error) {
+			usage, bad, err := root.report(ctx, needs)
+			return reportOf{usage, bad}, err
+		})
 		if err != nil {
 			errs = append(errs, fmt.Errorf("report disk use of handler %q: %w", root.name, err))
 			continue
 		}
-		errs = append(errs, bad...)
-		report = append(report, usage)
+		errs = append(errs, got.bad...)
+		report = append(report, got.usage)
 	}
 	nameTwins(report, r.base.name)
 	return report, errs
+}
+
+// reportOf is the report of one root, and what of it is bad.
+type reportOf struct {
+	usage RootUsage
+	bad   []error
 }
 
 // nameTwins marks the images that are in CRI-O's own root and in a handler's.

@@ -42,7 +42,7 @@ func asStatus(err error) error {
 		code = codes.FailedPrecondition
 	case errors.Is(err, storage.ErrDiskFull):
 		code = codes.ResourceExhausted
-	case errors.Is(err, storage.ErrClosed):
+	case errors.Is(err, storage.ErrClosed), errors.Is(err, storage.ErrHung):
 		code = codes.Unavailable
 	}
 	return status.Error(code, err.Error())

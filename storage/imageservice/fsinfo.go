@@ -64,5 +64,5 @@ func (s *Service) usage(ctx context.Context, name string) (storage.Usage, error)
 	if err != nil {
 		return storage.Usage{}, err
 	}
-	return root.Usage(ctx)
+	return storage.Bounded(root, func() (storage.Usage, error) { return root.Usage(ctx) })
 }

@@ -59,7 +59,7 @@ func (s *Service) list(ctx context.Context, filter *cri.ImageFilter) ([]*cri.Ima
 
 	found, errs := s.roots.List(ctx)
 	for _, err := range errs {
-		if !errors.Is(err, storage.ErrBadRecord) && !errors.Is(err, storage.ErrUnmounted) {
+		if !errors.Is(err, storage.ErrBadRecord) && !errors.Is(err, storage.ErrUnmounted) && !errors.Is(err, storage.ErrHung) {
 			return nil, err
 		}
 	}
@@ -69,7 +69,7 @@ func (s *Service) list(ctx context.Context, filter *cri.ImageFilter) ([]*cri.Ima
 		ours[image.ID] = struct{}{}
 		config, err := s.config(ctx, image)
 		switch {
-		case errors.Is(err, storage.ErrNotFound), errors.Is(err, storage.ErrUnmounted):
+		case errors.Is(err, storage.ErrNotFound), errors.Is(err, storage.ErrUnmounted), errors.Is(err, storage.ErrHung):
 			continue // gone meanwhile
 		case err != nil:
 			errs = append(errs, err)
@@ -96,7 +96,7 @@ func (s *Service) config(ctx context.Context, image storage.ImageAt) (ispec.Imag
 	if err != nil {
 		return ispec.Image{}, err
 	}
-	return root.Config(ctx, image.ID)
+	return storage.Bounded(root, func() (ispec.Image, error) { return root.Config(ctx, image.ID) })
 }
 
 // listCRIO returns what CRI-O lists.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -102,14 +103,45 @@ func (s *Service) PullInto(ctx context.Context, name, ref string, opt storage.Pu
 	if err != nil {
 		return storage.Image{}, fmt.Errorf("pull %q: %w", ref, err)
 	}
-	image, err := root.Pull(ctx, ref, opt)
+	bring := func() (storage.Image, error) {
+		return bring(ctx, root, opt.Progress, func(ctx context.Context, progress func(storage.Progress)) (storage.Image, error) {
+			opt := opt
+			opt.Progress = progress
+			return root.Pull(ctx, ref, opt)
+		})
+	}
+	image, err := bring()
 	if !errors.Is(err, storage.ErrLeans) {
 		return image, err
 	}
 	if mendErr := s.mendAll(ctx); mendErr != nil {
 		return storage.Image{}, fmt.Errorf("%w: %w", err, mendErr)
 	}
-	return root.Pull(ctx, ref, opt)
+	return bring()
+}
+
+// bring has fn bring an image into the root, and leaves it alone when the root's disk does not answer: progress is not
+// called after the return.
+func bring(ctx context.Context, root *storage.Root, progress func(storage.Progress),
+	fn func(context.Context, func(storage.Progress)) (storage.Image, error),
+) (storage.Image, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var mu sync.Mutex
+	left := false
+	defer func() {
+		mu.Lock()
+		defer mu.Unlock()
+		left = true
+	}()
+	report := func(p storage.Progress) {
+		mu.Lock()
+		defer mu.Unlock()
+		if progress != nil && !left {
+			progress(p)
+		}
+	}
+	return storage.Bounded(root, func() (storage.Image, error) { return fn(ctx, report) })
 }
 
 // Import imports from a file or directory into the root of a handler, or, where handler is empty, into CRI-O's own.
@@ -122,7 +154,10 @@ func (s *Service) Import(ctx context.Context, handler, from string, opt storage.
 	if err != nil {
 		return storage.Image{}, fmt.Errorf("import %s: %w", from, err)
 	}
-	return root.Import(ctx, from, opt)
+	return bring(ctx, root, opt.Progress, func(ctx context.Context, progress func(storage.Progress)) (storage.Image, error) {
+		opt.Progress = progress
+		return root.Import(ctx, from, opt)
+	})
 }
 
 // writable returns the root if images may be brought into it now.

@@ -78,11 +78,14 @@ func (s *Service) find(ctx context.Context, spec *cri.ImageSpec, chosen choice) 
 		if err != nil {
 			return nil, err
 		}
-		image, err := root.Resolve(ctx, spec.GetImage())
-		if err == nil && chosen.root() != DefaultRoot {
-			// A pod is about to use it.
-			err = root.MarkUsed(ctx, image.ID)
-		}
+		image, err := storage.Bounded(root, func() (storage.Image, error) {
+			image, err := root.Resolve(ctx, spec.GetImage())
+			if err == nil && chosen.root() != DefaultRoot {
+				// A pod is about to use it.
+				err = root.MarkUsed(ctx, image.ID)
+			}
+			return image, err
+		})
 		if errors.Is(err, storage.ErrNotFound) {
 			return nil, nil
 		}
@@ -107,7 +110,7 @@ func (s *Service) answer(ctx context.Context, found []storage.ImageAt) (answer, 
 	differ := false
 	for _, at := range found {
 		its, err := s.config(ctx, at)
-		if errors.Is(err, storage.ErrNotFound) || errors.Is(err, storage.ErrUnmounted) {
+		if errors.Is(err, storage.ErrNotFound) || errors.Is(err, storage.ErrUnmounted) || errors.Is(err, storage.ErrHung) {
 			continue // gone meanwhile
 		}
 		if err != nil {

@@ -175,7 +175,7 @@ type volumeStore struct {
 var _ imagevolume.Store = volumeStore{}
 
 func (s volumeStore) Resolve(ctx context.Context, ref string) (imagevolume.Image, error) {
-	image, err := s.root.Resolve(ctx, ref)
+	image, err := storage.Bounded(s.root, func() (storage.Image, error) { return s.root.Resolve(ctx, ref) })
 	return volumeImage(image), notPresent(err)
 }
 
@@ -190,6 +190,10 @@ func (s volumeStore) Permit(ctx context.Context, id, namespace string, ask bool)
 	if s.trustPresent {
 		return nil
 	}
+	return s.root.Bounded(func() error { return s.permit(ctx, id, namespace, ask) })
+}
+
+func (s volumeStore) permit(ctx context.Context, id, namespace string, ask bool) error {
 	proven, err := s.root.Proven(ctx, id, namespace)
 	switch {
 	case err != nil:
@@ -207,13 +211,15 @@ func (s volumeStore) Permit(ctx context.Context, id, namespace string, ask bool)
 }
 
 func (s volumeStore) Lease(ctx context.Context, id string) error {
-	return notPresent(s.root.Lease(ctx, id))
+	return s.root.Bounded(func() error { return notPresent(s.root.Lease(ctx, id)) })
 }
 
-func (s volumeStore) Release(ctx context.Context, id string) error { return s.root.Release(ctx, id) }
+func (s volumeStore) Release(ctx context.Context, id string) error {
+	return s.root.Bounded(func() error { return s.root.Release(ctx, id) })
+}
 
 func (s volumeStore) Leases(ctx context.Context) (map[string]bool, error) {
-	leases, err := s.root.Leases(ctx)
+	leases, err := storage.Bounded(s.root, func() ([]storage.Lease, error) { return s.root.Leases(ctx) })
 	if err != nil {
 		return nil, err
 	}
@@ -225,11 +231,11 @@ func (s volumeStore) Leases(ctx context.Context) (map[string]bool, error) {
 }
 
 func (s volumeStore) MountedAt(ctx context.Context, dirs []string) (map[string][]string, error) {
-	return s.root.MountedAt(ctx, dirs)
+	return storage.Bounded(s.root, func() (map[string][]string, error) { return s.root.MountedAt(ctx, dirs) })
 }
 
 func (s volumeStore) LowerDirs(ctx context.Context, id string, mediaTypes []string) ([]string, error) {
-	dirs, err := s.root.LowerDirs(ctx, id, mediaTypes)
+	dirs, err := storage.Bounded(s.root, func() ([]string, error) { return s.root.LowerDirs(ctx, id, mediaTypes) })
 	return dirs, notPresent(err)
 }
 
@@ -301,7 +307,7 @@ func (s localStore) Images(ctx context.Context) (control.Images, error) {
 	list, errs := s.roots.List(ctx)
 	var result control.Images
 	for _, err := range errs {
-		if !errors.Is(err, storage.ErrBadRecord) && !errors.Is(err, storage.ErrUnmounted) {
+		if !errors.Is(err, storage.ErrBadRecord) && !errors.Is(err, storage.ErrUnmounted) && !errors.Is(err, storage.ErrHung) {
 			return control.Images{}, err
 		}
 		result.Faults = append(result.Faults, err.Error())
