@@ -71,6 +71,30 @@ setup() {
 	[[ $output == *'o.toml:3: unknown key "volumes.mount_ap"; did you mean "volumes.mount_api"?'* ]]
 }
 
+@test "config show prints what config validate takes" {
+	ocihold config show >"$BATS_TEST_TMPDIR/o.toml"
+	grep -q '^log_level = "info"$' "$BATS_TEST_TMPDIR/o.toml"
+	run -0 ocihold config validate "$BATS_TEST_TMPDIR/o.toml"
+	[ "$output" = "$BATS_TEST_TMPDIR/o.toml is valid." ]
+	command ocihold --config "$BATS_TEST_TMPDIR/o.toml" config show | cmp - "$BATS_TEST_TMPDIR/o.toml"
+	printf '[[routes]]\nimage = "a/**"\nhandler = "none"\n' >>"$BATS_TEST_TMPDIR/o.toml"
+	run ! ocihold config validate "$BATS_TEST_TMPDIR/o.toml"
+	[[ $output == *'routes[0].handler = "none": there is no such handler'* ]]
+	run ! ocihold config validate "$BATS_TEST_TMPDIR/absent.toml"
+}
+
+@test "status tells how the daemon, its roots and its sweeps are" {
+	run -0 ocihold status
+	[[ $output == *"root of handler default "*" ok"* ]]
+	[ "$(ocihold status -o json | jq -c '[.registered, .ready, .alive, .roots[0].handler]')" = '[true,true,true,"default"]' ]
+}
+
+@test "completion" {
+	ocihold completion bash | bash -n
+	run -0 ocihold __complete config ""
+	[[ $output == *show*validate* ]]
+}
+
 @test "version" {
 	run -0 ocihold version
 	[[ $output == "ocihold "* ]]

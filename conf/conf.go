@@ -143,9 +143,10 @@ type Pull struct {
 	StallTimeout time.Duration `toml:"stall_timeout"`
 }
 
-// Metrics says where metrics for Prometheus are served.
+// Metrics says where metrics for Prometheus are served, and health.
 type Metrics struct {
-	// Address is the host:port of GET /metrics; empty means nowhere.
+	// Address is the host:port of GET /metrics, /healthz and /readyz; empty
+	// means nowhere.
 	Address string `toml:"address"`
 }
 

@@ -3,6 +3,7 @@ package imagevolume
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sync/errgroup"
@@ -71,6 +72,9 @@ type Manager struct {
 	pods   map[string]*pod
 	queue  []*look // to be started
 	synced bool    // the runtime has told which pods there are
+
+	settledAt time.Time // zero for never
+	settleErr error     // of that time
 }
 
 // pod is what is known of one sandbox.

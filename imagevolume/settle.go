@@ -35,6 +35,9 @@ func (m *Manager) settleLoop(ctx context.Context) {
 		case <-timer.C:
 		}
 		waiting, err := m.settle(ctx)
+		m.mu.Lock()
+		m.settledAt, m.settleErr = time.Now(), err
+		m.mu.Unlock()
 		if err != nil && ctx.Err() == nil {
 			m.log.WithError(err).Warn("leases and mounts are not all as needed; they are looked at again")
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 )
 
 // Status is a volume as somebody who looks on sees it.
@@ -155,4 +156,12 @@ func (m *Manager) Synchronized() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.synced
+}
+
+// Settled tells when leases and mounts were last compared with what is needed,
+// zero for never, and what could not be done then.
+func (m *Manager) Settled() (time.Time, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.settledAt, m.settleErr
 }

@@ -98,7 +98,8 @@ func (p *Plugin) serve(ctx context.Context) (served bool, err error) {
 	}
 	defer conn.Close()
 	closed := make(chan struct{}, 1)
-	s, err := stub.New(&handlers{p},
+	h := &handlers{Plugin: p}
+	s, err := stub.New(h,
 		stub.WithPluginName(p.options.Name),
 		stub.WithPluginIdx(p.options.Index),
 		stub.WithConnection(conn),
@@ -112,6 +113,7 @@ func (p *Plugin) serve(ctx context.Context) (served bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("make NRI plugin: %w", err)
 	}
+	h.timeout = s.RequestTimeout
 	defer p.registered.Store(false)
 	if err := begin(ctx, s, func() { conn.Close() }); err != nil {
 		return false, fmt.Errorf("register with the container runtime: %w", err)
@@ -154,8 +156,39 @@ func begin(ctx context.Context, s stub.Stub, hangUp func()) error {
 	return err
 }
 
+// errBusy is the answer where there is none in time: the runtime would start the
+// container without its volumes.
+var errBusy = errors.New("ocihold is busy; will be tried again")
+
 // handlers has the methods that NRI calls, and only those.
-type handlers struct{ *Plugin }
+type handlers struct {
+	*Plugin
+
+	timeout func() time.Duration // how long the runtime waits for an answer
+}
+
+// within does what an event is for. It returns errBusy when most of the time is
+// over that the runtime gives; what was begun goes on.
+func (h *handlers) within(do func()) error {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		do()
+	}()
+	limit := h.timeout()
+	if limit <= 0 { // a runtime that does not tell
+		limit = stub.DefaultRequestTimeout
+	}
+	timer := time.NewTimer(limit * 3 / 4)
+	defer timer.Stop()
+	select {
+	case <-done:
+		return nil
+	case <-timer.C:
+		h.options.Log.Warn("an event of the container runtime is not dealt with in time")
+		return errBusy
+	}
+}
 
 var (
 	_ stub.SynchronizeInterface     = (*handlers)(nil)
@@ -176,24 +209,32 @@ func (h *handlers) Synchronize(_ context.Context, pods []*api.PodSandbox, contai
 	for _, c := range containers {
 		byPod[c.GetPodSandboxId()] = append(byPod[c.GetPodSandboxId()], containerOf(c))
 	}
-	h.volumes.Synchronize(all, byPod)
-	h.registered.Store(true)
+	// Only the answer to CreateContainer says more than that the event has come.
+	_ = h.within(func() {
+		h.volumes.Synchronize(all, byPod)
+		h.registered.Store(true)
+	})
 	h.options.Log.WithField("pods", len(pods)).WithField("containers", len(containers)).Info("synchronized with the container runtime")
 	return nil, nil
 }
 
 // RunPodSandbox starts the pulls.
 func (h *handlers) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
-	h.volumes.RunPod(podOf(pod))
+	_ = h.within(func() { h.volumes.RunPod(podOf(pod)) })
 	return nil
 }
 
 // CreateContainer injects the volumes, or refuses the container.
 func (h *handlers) CreateContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
 	began := time.Now()
-	given, err := h.volumes.CreateContainer(podOf(pod), containerOf(c))
+	var given []imagevolume.Given
+	var refused error
+	err := h.within(func() { given, refused = h.volumes.CreateContainer(podOf(pod), containerOf(c)) })
 	if err != nil {
 		return nil, nil, err
+	}
+	if refused != nil {
+		return nil, nil, refused
 	}
 	adjustment, err := adjust(given, c.GetAnnotations())
 	h.options.Log.WithFields(logrus.Fields{
@@ -205,18 +246,18 @@ func (h *handlers) CreateContainer(_ context.Context, pod *api.PodSandbox, c *ap
 // StopContainer comes when a container is stopped and when it exits. The pod is
 // not always told.
 func (h *handlers) StopContainer(_ context.Context, _ *api.PodSandbox, c *api.Container) ([]*api.ContainerUpdate, error) {
-	h.volumes.EndContainer(c.GetPodSandboxId(), c.GetId())
+	_ = h.within(func() { h.volumes.EndContainer(c.GetPodSandboxId(), c.GetId()) })
 	return nil, nil
 }
 
 // RemoveContainer comes when neither of those did, too.
 func (h *handlers) RemoveContainer(_ context.Context, _ *api.PodSandbox, c *api.Container) error {
-	h.volumes.EndContainer(c.GetPodSandboxId(), c.GetId())
+	_ = h.within(func() { h.volumes.EndContainer(c.GetPodSandboxId(), c.GetId()) })
 	return nil
 }
 
 // RemovePodSandbox lets go all that the pod held.
 func (h *handlers) RemovePodSandbox(_ context.Context, pod *api.PodSandbox) error {
-	h.volumes.RemovePod(pod.GetId())
+	_ = h.within(func() { h.volumes.RemovePod(pod.GetId()) })
 	return nil
 }

@@ -33,6 +33,7 @@ type recorder struct {
 	given      []imagevolume.Given
 	err        error
 	containers map[string][]imagevolume.Container
+	held       chan struct{} // if not nil, creations wait for its end
 }
 
 func (r *recorder) call(name string) {
@@ -57,6 +58,9 @@ func (r *recorder) EndContainer(pod, container string) { r.call("end " + pod + "
 
 func (r *recorder) CreateContainer(p imagevolume.Pod, c imagevolume.Container) ([]imagevolume.Given, error) {
 	r.call("create " + p.ID + "/" + c.ID)
+	if r.held != nil {
+		<-r.held
+	}
 	r.pod, r.container = p, c
 	return r.given, r.err
 }
@@ -218,6 +222,28 @@ func TestAdjustment(t *testing.T) {
 	r.err = errors.New("image volume /a: pulling reg/a:1; will be tried again")
 	_, err = create(nil)
 	require.ErrorContains(t, err, r.err.Error())
+}
+
+// A handler that is held up answers before the runtime gives it up, and the
+// plugin stays registered.
+func TestAnswersInTime(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "nri.sock")
+	runtime := startRuntime(t, socket)
+	defer runtime.Stop()
+	r := &recorder{held: make(chan struct{})}
+	p := start(t, socket, r)
+	registered(t, p)
+	create := func() error {
+		_, err := runtime.CreateContainer(t.Context(), &adaptation.CreateContainerRequest{Pod: pod, Container: container})
+		return err
+	}
+	for range 2 {
+		require.ErrorContains(t, create(), "ocihold is busy; will be tried again")
+	}
+	assert.True(t, p.Registered())
+	close(r.held)
+	require.NoError(t, create())
+	assert.Equal(t, []string{"synchronize p", "create p/c", "create p/c", "create p/c"}, r.take(), "it was registered once")
 }
 
 // runtimeService is a runtime that takes registrations and then does nothing.

@@ -32,7 +32,7 @@ func (s *Service) pull(ctx context.Context, req *cri.PullImageRequest) (id strin
 	if spec.GetImage() == "" {
 		return "", errNoImage
 	}
-	chosen, err := s.chooser.choose(spec)
+	chosen, err := s.chooser.Load().choose(spec)
 	if err != nil {
 		return "", err
 	}
@@ -89,7 +89,7 @@ func (s *Service) policyOf(namespace string) (string, error) {
 // Pull pulls into the root of a handler, or, where handler is empty, of the one that PullImage would take for a pod that
 // asks for none. Unlike PullImage it never leaves a pull to CRI-O.
 func (s *Service) Pull(ctx context.Context, handler, ref string, opt storage.PullOptions) (storage.Image, error) {
-	chosen, err := s.chooser.choose(&cri.ImageSpec{Image: ref, RuntimeHandler: handler})
+	chosen, err := s.chooser.Load().choose(&cri.ImageSpec{Image: ref, RuntimeHandler: handler})
 	if err != nil {
 		return storage.Image{}, err
 	}
@@ -146,7 +146,7 @@ func bring(ctx context.Context, root *storage.Root, progress func(storage.Progre
 
 // Import imports from a file or directory into the root of a handler, or, where handler is empty, into CRI-O's own.
 func (s *Service) Import(ctx context.Context, handler, from string, opt storage.ImportOptions) (storage.Image, error) {
-	chosen, err := s.chooser.known(cmp.Or(handler, DefaultRoot))
+	chosen, err := s.chooser.Load().known(cmp.Or(handler, DefaultRoot))
 	if err != nil {
 		return storage.Image{}, err
 	}

@@ -24,7 +24,7 @@ func (s *Service) remove(ctx context.Context, spec *cri.ImageSpec) error {
 	}
 	from := ""
 	if narrow(spec) {
-		chosen, err := s.chooser.choose(spec)
+		chosen, err := s.chooser.Load().choose(spec)
 		if err != nil {
 			return err
 		}
@@ -46,7 +46,7 @@ func (s *Service) remove(ctx context.Context, spec *cri.ImageSpec) error {
 func (s *Service) Remove(ctx context.Context, handler, ref string) error {
 	from := ""
 	if handler != "" {
-		chosen, err := s.chooser.known(handler)
+		chosen, err := s.chooser.Load().known(handler)
 		if err != nil {
 			return err
 		}

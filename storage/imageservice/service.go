@@ -7,6 +7,7 @@ import (
 	"math"
 	"net"
 	"slices"
+	"sync/atomic"
 
 	"github.com/bmatcuk/doublestar/v4"
 	"github.com/sirupsen/logrus"
@@ -74,7 +75,7 @@ type Service struct {
 	cri.UnsafeImageServiceServer
 
 	roots   *storage.Roots
-	chooser chooser
+	chooser atomic.Pointer[chooser]
 	crio    *grpc.ClientConn
 	images  cri.ImageServiceClient
 	policy  string
@@ -95,26 +96,8 @@ var _ cri.ImageServiceServer = (*Service)(nil)
 // New returns a service. It returns an error where a handler's root or a route's handler is not known, and for a pattern
 // that is none.
 func New(opt Options) (*Service, error) {
-	handlers := map[string]Handler{DefaultRoot: {}}
-	maps.Copy(handlers, opt.Handlers)
-	names := opt.Roots.Names()
-	for name, h := range handlers {
-		if !slices.Contains(names, h.root()) {
-			return nil, fmt.Errorf("make the image service: handler %q: there is no root %q", name, h.root())
-		}
-	}
-	c := chooser{handlers: handlers, routes: opt.Routes}
-	for _, r := range opt.Routes {
-		if _, err := c.known(r.Handler); err != nil {
-			return nil, fmt.Errorf("make the image service: route %q: %w", r.Image, err)
-		}
-		if !doublestar.ValidatePattern(r.Image) {
-			return nil, fmt.Errorf("make the image service: route %q: %w", r.Image, doublestar.ErrBadPattern)
-		}
-	}
-	return &Service{
+	s := &Service{
 		roots:   opt.Roots,
-		chooser: c,
 		crio:    opt.CRIO,
 		images:  cri.NewImageServiceClient(opt.CRIO),
 		policy:  opt.PolicyDir,
@@ -123,9 +106,32 @@ func New(opt Options) (*Service, error) {
 		pinned:  opt.Pinned,
 		report:  opt.ReportRuntimeHandler,
 		log:     opt.Log,
+	}
+	return s, s.Choose(opt.Handlers, opt.Routes)
+}
 
-		volumeUsers: opt.VolumeUsers,
-	}, nil
+// Choose has calls from now on choose among these handlers, by these routes. It returns an error, and changes nothing,
+// where a handler's root or a route's handler is not known, and for a pattern that is none.
+func (s *Service) Choose(known map[string]Handler, routes []Route) error {
+	handlers := map[string]Handler{DefaultRoot: {}}
+	maps.Copy(handlers, known)
+	names := s.roots.Names()
+	for name, h := range handlers {
+		if !slices.Contains(names, h.root()) {
+			return fmt.Errorf("choose among handlers: handler %q: there is no root %q", name, h.root())
+		}
+	}
+	c := &chooser{handlers: handlers, routes: routes}
+	for _, r := range routes {
+		if _, err := c.known(r.Handler); err != nil {
+			return fmt.Errorf("choose among handlers: route %q: %w", r.Image, err)
+		}
+		if !doublestar.ValidatePattern(r.Image) {
+			return fmt.Errorf("choose among handlers: route %q: %w", r.Image, doublestar.ErrBadPattern)
+		}
+	}
+	s.chooser.Store(c)
+	return nil
 }
 
 // Serve answers on listener, which it closes, until ctx ends; then it cuts off what is under way, and returns when that

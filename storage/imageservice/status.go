@@ -54,7 +54,7 @@ func (s *Service) status(ctx context.Context, spec *cri.ImageSpec) (answer, erro
 	if spec.GetImage() == "" {
 		return answer{}, errNoImage
 	}
-	chosen, err := s.chooser.choose(spec)
+	chosen, err := s.chooser.Load().choose(spec)
 	if err != nil {
 		return answer{}, err
 	}

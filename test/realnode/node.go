@@ -79,6 +79,7 @@ type Node struct {
 	conn  *grpc.ClientConn
 	// images is the connection to ocihold's ImageService.
 	images *grpc.ClientConn
+	under  map[string][]string
 }
 
 // Up boots a node and returns when everything answers. When it fails, what was

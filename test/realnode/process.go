@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -25,6 +26,16 @@ type process struct {
 // nodeEnv is the environment variable that marks every program of a node.
 func nodeEnv(p paths) string { return "OCIHOLD_NODE_DIR=" + p.dir }
 
+// Under has a program of the node be run by another from its next start on, one
+// that turns into it: Under(Ocihold, "env", "A=B"). Without words it is run as
+// ever.
+func (n *Node) Under(name string, words ...string) {
+	if n.under == nil {
+		n.under = map[string][]string{}
+	}
+	n.under[name] = words
+}
+
 // spawn starts a program of the node in a session of its own and records its
 // pid. Its output is appended to its log.
 func (n *Node) spawn(name string, cmd *exec.Cmd) error {
@@ -33,6 +44,12 @@ func (n *Node) spawn(name string, cmd *exec.Cmd) error {
 		return err
 	}
 	defer func() { _ = log.Close() }()
+	if words := n.under[name]; len(words) > 0 {
+		if cmd.Path, err = exec.LookPath(words[0]); err != nil {
+			return fmt.Errorf("start %s: %w", name, err)
+		}
+		cmd.Args = slices.Concat(words, cmd.Args)
+	}
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = n.daemonEnv()
 	cmd.Dir = n.paths.dir

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -20,16 +21,24 @@ import (
 type collector struct {
 	roots    *storage.Roots
 	service  *imageservice.Service
-	handlers []conf.Handler
-	pinned   []string // in every root
+	handlers atomic.Pointer[[]conf.Handler] // as they are configured now
+	pinned   []string                       // in every root
 	log      logrus.FieldLogger
 }
 
 func newCollector(config conf.Config, crio *conf.CRIO, roots *storage.Roots, service *imageservice.Service, log logrus.FieldLogger) *collector {
-	return &collector{
-		roots: roots, service: service, handlers: config.Roots(),
+	c := &collector{
+		roots: roots, service: service,
 		pinned: append([]string{crio.PauseImage}, crio.PinnedImages...), log: log,
 	}
+	c.configure(config)
+	return c
+}
+
+// configure has collections from now on go by this configuration.
+func (c *collector) configure(config conf.Config) {
+	handlers := config.Roots()
+	c.handlers.Store(&handlers)
 }
 
 // Collect collects in the root of the handler, or in each. With several, one
@@ -37,7 +46,7 @@ func newCollector(config conf.Config, crio *conf.CRIO, roots *storage.Roots, ser
 func (c *collector) Collect(ctx context.Context, handler string, dryRun bool) (control.Collections, error) {
 	result := control.Collections{Collections: []storage.Collection{}}
 	var names []string
-	for _, h := range c.handlers {
+	for _, h := range *c.handlers.Load() {
 		names = append(names, h.Name)
 		if handler != "" && h.Name != handler {
 			continue
@@ -77,27 +86,36 @@ func (c *collector) collect(ctx context.Context, h conf.Handler, dryRun bool) (s
 // after pulls. A root that does not answer holds up only itself.
 func (c *collector) collectAll(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
-	for _, h := range c.handlers {
+	for _, h := range *c.handlers.Load() {
 		pulled, err := c.roots.Pulled(h.Name)
 		if err != nil {
 			return err
 		}
-		group.Go(func() error { c.collectOn(ctx, h, pulled); return nil })
+		group.Go(func() error { c.collectOn(ctx, h.Name, pulled); return nil })
 	}
 	return group.Wait()
 }
 
-func (c *collector) collectOn(ctx context.Context, h conf.Handler, pulled <-chan struct{}) {
-	ticker := time.NewTicker(h.GCInterval)
-	defer ticker.Stop()
+// handler returns how a handler is configured now. Handlers come and go with the
+// daemon.
+func (c *collector) handler(name string) conf.Handler {
+	handlers := *c.handlers.Load()
+	return handlers[slices.IndexFunc(handlers, func(h conf.Handler) bool { return h.Name == name })]
+}
+
+func (c *collector) collectOn(ctx context.Context, name string, pulled <-chan struct{}) {
+	timer := time.NewTimer(c.handler(name).GCInterval)
+	defer timer.Stop()
 	told := ""
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-ticker.C:
+		case <-timer.C:
 		case <-pulled:
 		}
+		h := c.handler(name)
+		timer.Reset(h.GCInterval)
 		text := ""
 		if _, err := c.collect(ctx, h, false); err != nil && ctx.Err() == nil {
 			text = err.Error()

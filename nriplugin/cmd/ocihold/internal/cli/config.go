@@ -16,12 +16,56 @@ import (
 func (a *app) configCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
-		Short: "Print or install what CRI-O has to be told",
+		Short: "Print or check the configuration, and print or install what CRI-O has to be told",
 		Args:  cobra.NoArgs,
 		RunE:  help,
 	}
-	cmd.AddCommand(a.configCRIOCommand(), a.configHookCommand())
+	cmd.AddCommand(a.configShowCommand(), a.configValidateCommand(), a.configCRIOCommand(), a.configHookCommand())
 	return cmd
+}
+
+func (a *app) configShowCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "show",
+		Short: "Print the configuration with all files and defaults merged",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			config, err := a.load(cmd)
+			if err != nil {
+				return err
+			}
+			return a.print(config.Text())
+		},
+	}
+}
+
+func (a *app) configValidateCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "validate [FILE]",
+		Short: "Check a configuration, by itself and against CRI-O's",
+		Long: "Check the configuration, or another FILE with its drop-ins, by itself and against CRI-O's, and say all that is wrong.\n" +
+			"A running daemon is not asked.",
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			file, explicit := a.configFile, cmd.Flags().Changed("config")
+			if len(args) > 0 {
+				file, explicit = args[0], true
+			}
+			config, err := conf.Load(file, explicit)
+			if err != nil {
+				return fmt.Errorf("read configuration: %w", err)
+			}
+			crio, err := conf.ReadCRIO(config.CRIO.Config, config.CRIO.ConfigDir)
+			if err != nil {
+				return fmt.Errorf("read CRI-O's configuration: %w", err)
+			}
+			if err := config.ValidateHandlers(crio); err != nil {
+				return fmt.Errorf("check handlers against CRI-O's configuration: %w", err)
+			}
+			fmt.Fprintf(a.out, "%s is valid.\n", file)
+			return nil
+		},
+	}
 }
 
 func (a *app) configCRIOCommand() *cobra.Command {

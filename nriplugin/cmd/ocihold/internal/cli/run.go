@@ -7,9 +7,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
-	sddaemon "github.com/coreos/go-systemd/v22/daemon"
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
@@ -20,6 +20,7 @@ import (
 	"github.com/ocihold/ocihold/imagevolume/hostmount"
 	"github.com/ocihold/ocihold/nriplugin"
 	"github.com/ocihold/ocihold/nriplugin/cmd/ocihold/internal/control"
+	"github.com/ocihold/ocihold/nriplugin/cmd/ocihold/internal/health"
 	"github.com/ocihold/ocihold/nriplugin/cmd/ocihold/internal/metrics"
 	"github.com/ocihold/ocihold/storage"
 	"github.com/ocihold/ocihold/storage/imageservice"
@@ -31,14 +32,18 @@ func (a *app) runCommand() *cobra.Command {
 		Short: "Run the daemon",
 		Long: "Run the daemon: serves CRI's ImageService, which keeps the images of each runtime handler in the handler's root, and\n" +
 			"registers with CRI-O as an NRI plugin that gives containers the image volumes that pods ask for.\n" +
-			"On SIGTERM it ends and leaves mounts and leases to running containers; started again, it takes them over.",
+			"On SIGTERM it ends and leaves mounts and leases to running containers; started again, it takes them over. On SIGHUP it\n" +
+			"reads its configuration again.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			config, crio, err := a.loadCRIO(cmd)
 			if err != nil {
 				return err
 			}
-			return run(cmd.Context(), config, crio, a.logger(config))
+			reread := func() (conf.Config, error) { return a.load(cmd) }
+			return alone(cmd.Context(), config, func(ctx context.Context) error {
+				return run(ctx, config, crio, reread, a.logger(config))
+			})
 		},
 	}
 }
@@ -52,7 +57,37 @@ func (a *app) logger(config conf.Config) *logrus.Logger {
 	return log
 }
 
-func run(ctx context.Context, config conf.Config, crio *conf.CRIO, log *logrus.Logger) (err error) {
+// stopLimit is how long the end may take. It takes long only where a disk does
+// not answer, and then may never come.
+const stopLimit = 20 * time.Second
+
+// alone runs the only daemon of a run directory until it has ended, at most
+// stopLimit after ctx.
+func alone(ctx context.Context, config conf.Config, daemon func(context.Context) error) error {
+	if err := claimRunDir(config.RunDir); err != nil {
+		return err
+	}
+	unlock, err := lockRunDir(config.RunDir)
+	if err != nil {
+		return err
+	}
+	defer unlock() // also for the next one, where this process cannot end
+	ended := make(chan error, 1)
+	go func() { ended <- daemon(ctx) }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(stopLimit):
+		return fmt.Errorf("what was under way has not ended in %s, as where a disk does not answer: it is left", stopLimit)
+	}
+}
+
+func run(ctx context.Context, config conf.Config, crio *conf.CRIO, reread func() (conf.Config, error), log *logrus.Logger) (err error) {
 	if !crio.NRI.Enabled {
 		return errors.New("CRI-O's configuration has NRI switched off: set enable_nri = true in [crio.nri], " +
 			"as 'ocihold config crio' does, and restart CRI-O")
@@ -67,15 +102,6 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, log *logrus.L
 	if crio.InternalRepair {
 		log.Warn("CRI-O's internal_repair is on and may delete what keeps an image in use: install what 'ocihold config crio' prints")
 	}
-	if err := os.MkdirAll(config.RunDir, 0o700); err != nil {
-		return fmt.Errorf("make run directory: %w", err)
-	}
-	unlock, err := lockRunDir(config.RunDir)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-
 	mounts, err := hostmount.Open(config.MountsDir(), hostmount.API(config.Volumes.MountAPI))
 	if err != nil {
 		return fmt.Errorf("prepare host mounts: %w", err)
@@ -98,7 +124,9 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, log *logrus.L
 		return err
 	}
 
-	manager = imagevolume.New(volumeStores{store.roots, store.service, config.Volumes.TrustPresent}, mounts, log)
+	var trustPresent atomic.Bool
+	trustPresent.Store(config.Volumes.TrustPresent)
+	manager = imagevolume.New(volumeStores{store.roots, store.service, &trustPresent}, mounts, log)
 	socket := config.NRI.Socket
 	if socket == "" {
 		socket = crio.NRI.Listen
@@ -106,6 +134,9 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, log *logrus.L
 	plugin := nriplugin.New(nriplugin.Options{
 		Name: config.NRI.PluginName, Index: config.NRI.PluginIndex, Socket: socket, Log: log,
 	}, manager)
+	if err := control.Unused(controlSocket(config), config.ImageSocket()); err != nil {
+		return err
+	}
 	listener, err := control.Listen(controlSocket(config))
 	if err != nil {
 		return err
@@ -120,25 +151,38 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, log *logrus.L
 		return errors.Join(err, listener.Close(), images.Close())
 	}
 
+	own, err := imageservice.Dial(config.ImageSocket())
+	if err != nil {
+		return errors.Join(err, listener.Close(), images.Close())
+	}
+	defer func() { err = errors.Join(err, own.Close()) }()
+	var swept atomic.Pointer[health.Sweep]
+	watch := health.New(healthOptions(config, store, manager, plugin, own, &swept))
+	notifier := health.NewNotifier(watch, log)
+	reloaded := &reloader{
+		now: config, crio: crio, reread: reread, store: store, trustPresent: &trustPresent, log: log,
+	}
+
 	group, ctx := errgroup.WithContext(ctx)
 	if exposed != nil {
-		group.Go(func() error { return metrics.New(store.roots, log).Run(ctx, exposed) })
+		group.Go(func() error { return metrics.New(store.roots, log).Run(ctx, exposed, watch.Handle) })
 	}
+	group.Go(func() error { return store.roots.Watch(ctx) })
+	group.Go(func() error { return watch.Run(ctx) })
+	group.Go(func() error { return notifier.Run(ctx) })
+	group.Go(func() error { return reloaded.run(ctx, notifier) })
 	group.Go(func() error { return manager.Run(ctx) })
 	group.Go(func() error { return plugin.Run(ctx) })
 	group.Go(func() error {
-		return control.Serve(ctx, listener, &daemon{store, manager, plugin}, log)
+		return control.Serve(ctx, listener, &daemon{store, manager, watch}, log)
 	})
 	group.Go(func() error { return store.service.Serve(ctx, images) })
 	if len(config.Roots()) > 0 {
-		group.Go(func() error { return sweepRoots(ctx, store, log) })
+		group.Go(func() error { return sweepRoots(ctx, store, &swept, log) })
 		group.Go(func() error { return store.collectAll(ctx) })
 	}
 	if config.Handlers[conf.DefaultHandler].Pull != conf.PullCRIO {
 		group.Go(func() error { return keepPauseImage(ctx, root, crio, log) })
-	}
-	if _, err := sddaemon.SdNotify(false, sddaemon.SdNotifyReady); err != nil {
-		log.WithError(err).Warn("the service manager was not told")
 	}
 	log.WithField("version", version()).Info("ocihold runs")
 	return group.Wait()
@@ -179,6 +223,27 @@ func keepPauseImage(ctx context.Context, root *storage.Root, crio *conf.CRIO, lo
 	return nil
 }
 
+// claimRunDir makes the run directory, and refuses one that others could put
+// things into, or lead elsewhere.
+func claimRunDir(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("make run directory: %w", err)
+	}
+	var st unix.Stat_t
+	if err := unix.Lstat(dir, &st); err != nil {
+		return fmt.Errorf("look at run directory: %w", err)
+	}
+	switch {
+	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
+		return fmt.Errorf("run directory %s is a link: remove it, or set run_dir to where it leads", dir)
+	case st.Uid != uint32(os.Geteuid()): //nolint:gosec // never negative here
+		return fmt.Errorf("run directory %s belongs to user %d, who could change what is there: remove it", dir, st.Uid)
+	case st.Mode&0o022 != 0:
+		return fmt.Errorf("run directory %s can be written by others: chmod go-w %s", dir, dir)
+	}
+	return nil
+}
+
 // lockPatience is how long the lock of a killed daemon may outlive it: until
 // the program that it was about to start has been loaded.
 const lockPatience = 2 * time.Second
@@ -207,13 +272,13 @@ type daemon struct {
 	localStore
 
 	manager *imagevolume.Manager
-	plugin  *nriplugin.Plugin
+	watch   *health.Watch
 }
 
 var _ control.Daemon = (*daemon)(nil)
 
 func (d *daemon) Status(context.Context) (control.Status, error) {
-	return control.Status{Version: version(), Registered: d.plugin.Registered()}, nil
+	return control.Status{Report: d.watch.Report(), Version: version()}, nil
 }
 
 func (d *daemon) Volumes(context.Context) ([]imagevolume.Status, error) {

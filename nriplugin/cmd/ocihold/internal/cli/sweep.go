@@ -3,10 +3,12 @@ package cli
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/ocihold/ocihold/nriplugin/cmd/ocihold/internal/health"
 	"github.com/ocihold/ocihold/storage"
 )
 
@@ -14,13 +16,14 @@ const sweepEvery = 5 * time.Minute
 
 // sweepRoots clears away, again and again until ctx ends, what roots have that
 // nobody needs, and mends the images that lean on a handler's root: CRI-O pulled
-// them by itself.
-func sweepRoots(ctx context.Context, store localStore, log logrus.FieldLogger) error {
+// them by itself. last is what became of it.
+func sweepRoots(ctx context.Context, store localStore, last *atomic.Pointer[health.Sweep], log logrus.FieldLogger) error {
 	ticker := time.NewTicker(sweepEvery)
 	defer ticker.Stop()
 	s := sweeper{store, log, map[string]bool{}}
 	for {
-		s.sweep(ctx)
+		err := s.sweep(ctx)
+		last.Store(sweepOf("sweep of the roots", time.Now(), err))
 		select {
 		case <-ctx.Done():
 			return nil
@@ -36,7 +39,8 @@ type sweeper struct {
 	told  map[string]bool // the images and what was said of them
 }
 
-func (s *sweeper) sweep(ctx context.Context) {
+func (s *sweeper) sweep(ctx context.Context) error {
+	var undone []error
 	for _, step := range []struct {
 		do     func(context.Context) error
 		undone string
@@ -49,8 +53,10 @@ func (s *sweeper) sweep(ctx context.Context) {
 	} {
 		if err := step.do(ctx); err != nil && ctx.Err() == nil {
 			s.log.WithError(err).Warn(step.undone)
+			undone = append(undone, err)
 		}
 	}
+	return errors.Join(undone...)
 }
 
 // mend mends the images that nobody uses, and tells once of each that it cannot.

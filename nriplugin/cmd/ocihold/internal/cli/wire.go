@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 
 	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc"
@@ -86,6 +87,21 @@ type volumeUsers func(ctx context.Context) (func(imageID string) []string, error
 func newImageService(config conf.Config, crio *conf.CRIO, roots *storage.Roots, conn *grpc.ClientConn, volumes volumeUsers,
 	log logrus.FieldLogger,
 ) (*imageservice.Service, error) {
+	handlers, routes := chosen(config, crio)
+	return imageservice.New(imageservice.Options{
+		Roots: roots, CRIO: conn, Handlers: handlers, Routes: routes,
+		PolicyDir:            crio.SignaturePolicyDir,
+		AuthDir:              crio.NamespacedAuthDir,
+		VolumeUsers:          volumes,
+		MayPull:              mayPull(config, crioclient.NewClient(crio.Listen)),
+		Pinned:               append([]string{crio.PauseImage}, crio.PinnedImages...),
+		ReportRuntimeHandler: config.ImageService.ReportRuntimeHandler,
+		Log:                  log,
+	})
+}
+
+// chosen are the handlers that the image service knows, and its routes to them.
+func chosen(config conf.Config, crio *conf.CRIO) (map[string]imageservice.Handler, []imageservice.Route) {
 	base := imageservice.Handler{
 		AllowAnnotation: config.Handlers[conf.DefaultHandler].AllowAnnotation,
 		CRIOPulls:       config.Handlers[conf.DefaultHandler].Pull == conf.PullCRIO,
@@ -101,16 +117,7 @@ func newImageService(config conf.Config, crio *conf.CRIO, roots *storage.Roots, 
 	for _, r := range config.Routes {
 		routes = append(routes, imageservice.Route{Image: r.Image, Handler: r.Handler})
 	}
-	return imageservice.New(imageservice.Options{
-		Roots: roots, CRIO: conn, Handlers: handlers, Routes: routes,
-		PolicyDir:            crio.SignaturePolicyDir,
-		AuthDir:              crio.NamespacedAuthDir,
-		VolumeUsers:          volumes,
-		MayPull:              mayPull(config, crioclient.NewClient(crio.Listen)),
-		Pinned:               append([]string{crio.PauseImage}, crio.PinnedImages...),
-		ReportRuntimeHandler: config.ImageService.ReportRuntimeHandler,
-		Log:                  log,
-	})
+	return handlers, routes
 }
 
 // mayPull returns what refuses a pull into a handler's root while the CRI-O that
@@ -138,7 +145,7 @@ func mayPull(config conf.Config, client *crioclient.Client) func(ctx context.Con
 type volumeStores struct {
 	roots        *storage.Roots
 	service      *imageservice.Service
-	trustPresent bool
+	trustPresent *atomic.Bool
 }
 
 var _ imagevolume.Stores = volumeStores{}
@@ -169,7 +176,7 @@ type volumeStore struct {
 	root         *storage.Root
 	name         string
 	service      *imageservice.Service
-	trustPresent bool
+	trustPresent *atomic.Bool
 }
 
 var _ imagevolume.Store = volumeStore{}
@@ -187,7 +194,7 @@ func (s volumeStore) Pull(ctx context.Context, ref string, progress func(imagevo
 }
 
 func (s volumeStore) Permit(ctx context.Context, id, namespace string, ask bool) error {
-	if s.trustPresent {
+	if s.trustPresent.Load() {
 		return nil
 	}
 	return s.root.Bounded(func() error { return s.permit(ctx, id, namespace, ask) })

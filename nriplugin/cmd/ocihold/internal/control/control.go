@@ -12,6 +12,7 @@ import (
 	"errors"
 
 	"github.com/ocihold/ocihold/imagevolume"
+	"github.com/ocihold/ocihold/nriplugin/cmd/ocihold/internal/health"
 	"github.com/ocihold/ocihold/storage"
 )
 
@@ -20,9 +21,9 @@ var ErrDown = errors.New("the daemon does not answer")
 
 // Status is how the daemon is.
 type Status struct {
+	health.Report
+
 	Version string `json:"version"`
-	// Registered says that CRI-O passes NRI's events to the daemon.
-	Registered bool `json:"registered"`
 }
 
 // Images are the roots' images, and what is wrong with those left out.

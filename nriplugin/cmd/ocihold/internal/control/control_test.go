@@ -16,6 +16,7 @@ import (
 
 	"github.com/ocihold/ocihold/imagevolume"
 	"github.com/ocihold/ocihold/nriplugin/cmd/ocihold/internal/control"
+	"github.com/ocihold/ocihold/nriplugin/cmd/ocihold/internal/health"
 	"github.com/ocihold/ocihold/storage"
 )
 
@@ -28,7 +29,7 @@ type daemon struct {
 }
 
 func (d daemon) Status(context.Context) (control.Status, error) {
-	return control.Status{Version: "1", Registered: true}, d.err
+	return control.Status{Version: "1", Report: health.Report{Registered: true}}, d.err
 }
 
 func (d daemon) Volumes(context.Context) ([]imagevolume.Status, error) {
@@ -99,7 +100,7 @@ func TestAnswers(t *testing.T) {
 
 	status, err := client.Status(t.Context())
 	require.NoError(t, err)
-	assert.Equal(t, control.Status{Version: "1", Registered: true}, status)
+	assert.Equal(t, control.Status{Version: "1", Report: health.Report{Registered: true}}, status)
 	volumes, err := client.Volumes(t.Context())
 	require.NoError(t, err)
 	assert.Equal(t, []imagevolume.Status{{Pod: "p"}}, volumes)

@@ -83,14 +83,15 @@ func (m *Metrics) count(handler string) {
 	}
 }
 
-// Run looks at the roots and answers on listener, which it closes, until ctx ends.
-func (m *Metrics) Run(ctx context.Context, listener net.Listener) error {
+// Run looks at the roots and answers on listener, which it closes, until ctx ends. more adds what else is answered there.
+func (m *Metrics) Run(ctx context.Context, listener net.Listener, more func(*http.ServeMux)) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, handler := range m.roots.Names() {
 		group.Go(func() error { m.watch(ctx, handler); return nil })
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{ErrorLog: m.log}))
+	more(mux)
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	group.Go(func() error {
 		stop := context.AfterFunc(ctx, func() { server.Close() })

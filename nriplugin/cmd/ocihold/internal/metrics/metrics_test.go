@@ -138,7 +138,7 @@ func requireServed(t *testing.T, m *Metrics, lines ...string) {
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- m.Run(ctx, listener) }()
+	go func() { ended <- m.Run(ctx, listener, func(*http.ServeMux) {}) }()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+listener.Addr().String()+"/metrics", http.NoBody)
 	require.NoError(t, err)
 	response, err := http.DefaultClient.Do(request)
