@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/stub"
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"github.com/ocihold/ocihold/imagevolume"
 )
@@ -47,6 +48,9 @@ type Options struct {
 	Name, Index string
 	// Socket is the runtime's NRI socket.
 	Socket string
+	// Attach, if not nil, is called with the runtime's process id before the
+	// plugin registers with it. Its error puts that off.
+	Attach func(pid int) error
 	Log    logrus.FieldLogger
 }
 
@@ -97,6 +101,11 @@ func (p *Plugin) serve(ctx context.Context) (served bool, err error) {
 		return false, fmt.Errorf("connect to the container runtime: %w", err)
 	}
 	defer conn.Close()
+	if p.options.Attach != nil {
+		if err := attach(conn, p.options.Attach); err != nil {
+			return false, err
+		}
+	}
 	closed := make(chan struct{}, 1)
 	h := &handlers{Plugin: p}
 	s, err := stub.New(h,
@@ -126,6 +135,27 @@ func (p *Plugin) serve(ctx context.Context) (served bool, err error) {
 	case <-closed:
 		return true, errors.New("the container runtime closed the connection")
 	}
+}
+
+// attach calls do with the id of the process that listens at the other end.
+func attach(conn net.Conn, do func(pid int) error) error {
+	raw, err := conn.(*net.UnixConn).SyscallConn() //nolint:forcetypeassert // what "unix" gives
+	if err != nil {
+		return fmt.Errorf("find the container runtime's process: %w", err)
+	}
+	var peer *unix.Ucred
+	var peerErr error
+	err = raw.Control(func(fd uintptr) { peer, peerErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err := errors.Join(err, peerErr); err != nil {
+		return fmt.Errorf("find the container runtime's process: %w", err)
+	}
+	if peer.Pid == 0 {
+		return errors.New("the container runtime's process is not in this PID namespace: run ocihold in the host's")
+	}
+	if err := do(int(peer.Pid)); err != nil {
+		return fmt.Errorf("prepare the container runtime's mounts: %w", err)
+	}
+	return nil
 }
 
 // begin starts the stub. A runtime that takes the registration and goes away

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -244,6 +245,34 @@ func TestAnswersInTime(t *testing.T) {
 	close(r.held)
 	require.NoError(t, create())
 	assert.Equal(t, []string{"synchronize p", "create p/c", "create p/c", "create p/c"}, r.take(), "it was registered once")
+}
+
+// The plugin registers only once the runtime's process was looked at.
+func TestAttach(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "nri.sock")
+	runtime := startRuntime(t, socket)
+	defer runtime.Stop()
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	pids := make(chan int, 2)
+	failed := false
+	p := nriplugin.New(nriplugin.Options{Name: "ocihold", Index: "10", Socket: socket, Log: log, Attach: func(pid int) error {
+		pids <- pid
+		if !failed {
+			failed = true
+			return errors.New("no")
+		}
+		return nil
+	}}, &recorder{})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx) }()
+	registered(t, p)
+	cancel()
+	require.NoError(t, <-ended)
+	for range 2 {
+		assert.Equal(t, os.Getpid(), <-pids)
+	}
 }
 
 // runtimeService is a runtime that takes registrations and then does nothing.

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strings"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -80,13 +79,7 @@ func (d *Dir) empties() []string {
 func (d *Dir) Path(key string) string { return filepath.Join(d.path, key) }
 
 // Key returns the key whose mount is at path, or "" when path is none of ours.
-func (d *Dir) Key(path string) string {
-	key, ok := strings.CutPrefix(path, d.path+"/")
-	if !ok || !valid(key) {
-		return ""
-	}
-	return key
-}
+func (d *Dir) Key(path string) string { return keyIn(d.path, path) }
 
 // Spec says what is mounted for a key: Layers, or Parts.
 type Spec struct {

@@ -15,6 +15,9 @@
 // the tmpfs is therefore never taken for use, wherever it is seen: such a pod
 // keeps nothing busy.
 //
+// The container runtime may have a mount namespace of its own: a Follower has the
+// directory there, where the runtime looks for what it binds.
+//
 // The kernel holds all state. Nothing is written to disk, and a restarted
 // daemon finds what its predecessor mounted. A Dir does no locking of its own:
 // Ensure and Release of one key are for the caller to keep apart.

@@ -2,6 +2,7 @@ package realnode
 
 import (
 	"context"
+	"encoding/json"
 	"os"
 	"testing"
 
@@ -31,4 +32,14 @@ func Boot(t *testing.T, o Options) *Node {
 		require.NoError(t, n.Down(context.WithoutCancel(t.Context())))
 	})
 	return n
+}
+
+// PID is the process id of one program of the node, which runs.
+func (n *Node) PID(t *testing.T, name string) int {
+	t.Helper()
+	record, err := os.ReadFile(n.paths.pid(name))
+	require.NoError(t, err)
+	var p process
+	require.NoError(t, json.Unmarshal(record, &p))
+	return p.PID
 }

@@ -102,10 +102,7 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, reread func()
 	if crio.InternalRepair {
 		log.Warn("CRI-O's internal_repair is on and may delete what keeps an image in use: install what 'ocihold config crio' prints")
 	}
-	mounts, err := hostmount.Open(config.MountsDir(), hostmount.API(config.Volumes.MountAPI))
-	if err != nil {
-		return fmt.Errorf("prepare host mounts: %w", err)
-	}
+	mounts := hostmount.NewFollower(config.MountsDir(), hostmount.API(config.Volumes.MountAPI))
 	defer func() { err = errors.Join(err, mounts.Close()) }()
 	var manager *imagevolume.Manager
 	store, err := openStore(config, crio, func(ctx context.Context) (func(string) []string, error) { return manager.Users(ctx) }, log)
@@ -132,7 +129,7 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, reread func()
 		socket = crio.NRI.Listen
 	}
 	plugin := nriplugin.New(nriplugin.Options{
-		Name: config.NRI.PluginName, Index: config.NRI.PluginIndex, Socket: socket, Log: log,
+		Name: config.NRI.PluginName, Index: config.NRI.PluginIndex, Socket: socket, Attach: mounts.Follow, Log: log,
 	}, manager)
 	if err := control.Unused(controlSocket(config), config.ImageSocket()); err != nil {
 		return err
