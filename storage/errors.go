@@ -64,6 +64,9 @@ var (
 	// ErrUnmounted is returned for a root without its marker file: the disk that it is on is not mounted.
 	ErrUnmounted = errors.New("root is not there")
 
+	// ErrNewer is returned for what a newer version has left, in a form that this one does not know. It is left as it is.
+	ErrNewer = errors.New("it was made by a newer ocihold: run that again")
+
 	// ErrHung is returned for a root whose disk does not answer. When it does again, all goes on.
 	ErrHung = errors.New("its disk does not answer")
 

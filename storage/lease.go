@@ -94,9 +94,9 @@ func (r *Root) Lease(ctx context.Context, imageID string) (err error) {
 // createRecord makes the container record that blocks removal, where it is missing.
 func (r *Root) createRecord(imageID string) (created bool, err error) {
 	ids := leaseIDs(imageID)
-	switch _, err := r.store.Container(ids.record); {
+	switch record, err := r.store.Container(ids.record); {
 	case err == nil:
-		return false, nil
+		return false, checkLease(record.Metadata)
 	case !errors.Is(err, cstorage.ErrContainerUnknown):
 		return false, fmt.Errorf("look for the record: %w", err)
 	}
@@ -171,10 +171,15 @@ func (r *Root) Release(ctx context.Context, imageID string) error {
 }
 
 func (r *Root) release(imageID string) error {
+	ids := leaseIDs(imageID)
+	if record, err := r.store.Container(ids.record); err == nil {
+		if err := checkLease(record.Metadata); err != nil {
+			return err
+		}
+	}
 	if err := r.setPin(imageID, false); err != nil {
 		return err
 	}
-	ids := leaseIDs(imageID)
 	switch _, err := r.store.Container(ids.record); {
 	case err == nil:
 		if err := r.store.DeleteContainer(ids.record); err != nil && !errors.Is(err, cstorage.ErrNotAContainer) {
@@ -288,6 +293,9 @@ func (r *Root) Leases(ctx context.Context) ([]Lease, error) {
 	records := make(map[string]bool)
 	for i := range all.Containers {
 		if imageID, ok := heldBy(all.Containers[i].Names, recordNamePrefix); ok {
+			if err := checkLease(all.Containers[i].Metadata); err != nil {
+				return nil, fmt.Errorf("list leases of handler %q: image %s: %w", r.name, imageID, err)
+			}
 			found[imageID] = struct{}{}
 			records[imageID] = true
 		}

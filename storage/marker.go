@@ -35,7 +35,7 @@ func prepareRoot(opt Options) error {
 		}
 	}
 	marker := filepath.Join(opt.GraphRoot, markerFile)
-	switch owner, err := readMarker(marker); {
+	switch owner, err := readOwner(marker); {
 	case err == nil && owner == opt.Name:
 		return nil
 	case err == nil:
@@ -108,9 +108,24 @@ func readMarker(path string) (handler string, err error) {
 	return strings.TrimSpace(string(content)), err
 }
 
+// readOwner returns the handler that a marker file names.
+func readOwner(path string) (handler string, err error) {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return "", err
+	}
+	handler, err = parseMarker(string(content))
+	if err != nil {
+		return "", fmt.Errorf("read %s: %w", path, err)
+	}
+	return handler, nil
+}
+
 // checkMarker returns ErrUnmounted unless the marker is there and has the handler's name.
 func checkMarker(path, handler string) error {
-	switch owner, err := readMarker(path); {
+	switch owner, err := readOwner(path); {
+	case errors.Is(err, ErrNewer):
+		return err
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%w: %s is missing: mount the disk of this root; for a new root, run `ocihold config crio --write`", ErrUnmounted, path)
 	case err != nil:

@@ -8,13 +8,15 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
 const (
-	// dirSource is the source of the tmpfs that holds the overlays.
+	// dirSource is the source of the tmpfs that holds the overlays. Another
+	// form of what is there would have another that begins with it.
 	dirSource = "ocihold"
 	// emptyDir, beside the directory, holds the empty layers that fill an
 	// overlay up to the two that the kernel asks for. Layers cannot be on an
@@ -48,10 +50,13 @@ func Open(path string, api API) (*Dir, error) {
 	}
 	d := &Dir{path: filepath.Clean(path), api: api}
 	here, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
-		return m.Mountpoint != resolved || m.FSType != "tmpfs" || m.Source != dirSource, false
+		return m.Mountpoint != resolved || m.FSType != "tmpfs" || !strings.HasPrefix(m.Source, dirSource), false
 	})
 	if err != nil {
 		return nil, fmt.Errorf("read mountinfo: %w", err)
+	}
+	if i := slices.IndexFunc(here, func(m *mountinfo.Info) bool { return m.Source != dirSource }); i >= 0 {
+		return nil, fmt.Errorf("%w: %s has what is called %s", ErrNewer, path, here[i].Source)
 	}
 	if len(here) == 0 {
 		const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC

@@ -7,6 +7,10 @@ var (
 	// way of mounting in force can take. Nothing was mounted.
 	ErrTooManyLayers = errors.New("too many layers for one overlay mount")
 
+	// ErrNewer is returned for a directory whose mounts a newer version has
+	// made in a form that this one does not know. It is left as it is.
+	ErrNewer = errors.New("mounts were made by a newer ocihold: run that again")
+
 	// errUnsupported says that the kernel lacks what the mount API in
 	// question needs.
 	errUnsupported = errors.New("not supported by this kernel")

@@ -201,6 +201,17 @@ func TestOpenKeepsWhatIsMounted(t *testing.T) {
 	assert.True(t, dir.Mounted("k"))
 }
 
+func TestOpenRefusesWhatANewerOneMade(t *testing.T) {
+	dir, path := open(t, hostmount.Auto)
+	require.NoError(t, dir.Close())
+	require.NoError(t, unix.Mount("ocihold-2", path, "tmpfs", 0, ""))
+	_, err := hostmount.Open(path, hostmount.Auto)
+	require.NoError(t, unix.Unmount(path, 0))
+	require.ErrorIs(t, err, hostmount.ErrNewer)
+	_, err = hostmount.Open(path, hostmount.Auto) // which the end of the test closes
+	require.NoError(t, err)
+}
+
 func TestReleaseOfWhatACrashLeft(t *testing.T) {
 	dir, _ := open(t, hostmount.Auto)
 	require.NoError(t, os.Mkdir(dir.Path("half"), 0o755))

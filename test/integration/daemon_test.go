@@ -302,3 +302,32 @@ func TestUnitPrivileges(t *testing.T) {
 	require.NoError(t, n.Start(t.Context(), realnode.Ocihold))
 	n.AssertClean(t)
 }
+
+// What a newer version has left is left as it is, and the daemon says so.
+func TestNewerFormat(t *testing.T) {
+	n := realnode.Boot(t, realnode.Options{HandlerRoots: true})
+	require.NoError(t, n.Kill(t.Context(), realnode.Ocihold, syscall.SIGTERM))
+	marker := filepath.Join(n.HandlerRoot("vm"), ".ocihold-root")
+	require.NoError(t, os.WriteFile(marker, []byte("vm\nformat 2\n"), 0o600))
+	_, err := ociholdCommand(t, n, "run")
+	require.ErrorContains(t, err, marker+": it was made by a newer ocihold: run that again: it has format 2, and this one knows 1")
+	require.NoError(t, os.WriteFile(marker, []byte("vm\nformat 1\n"), 0o600))
+	require.NoError(t, n.Start(t.Context(), realnode.Ocihold))
+
+	// A newer one leaves a lease, and its container running.
+	img := pushFiles(t, n, "newer:1", 1, 2)
+	pod := runPod(t, n, realnode.PodSpec{Annotations: volumes(t, volume{Image: img.ref, MountPath: "/vol"})})
+	c := run(t, pod, realnode.ContainerSpec{})
+	require.NoError(t, n.Kill(t.Context(), realnode.Ocihold, syscall.SIGTERM))
+	records := filepath.Join(n.CRIORoot(), "overlay-containers", "containers.json")
+	const was, is = `"metadata":"{}"`, `"metadata":"{\"ocihold_format\":2}"`
+	edit(t, records, was, is)
+	_, err = ociholdCommand(t, n, "run")
+	require.ErrorContains(t, err, "image "+img.id+": it was made by a newer ocihold")
+	img.assertRead(t, c, "/vol")
+	require.NoError(t, checkHeld(n, img.id))
+	edit(t, records, is, was)
+	require.NoError(t, n.Start(t.Context(), realnode.Ocihold))
+	require.NoError(t, pod.Remove(t.Context()))
+	n.AssertClean(t)
+}

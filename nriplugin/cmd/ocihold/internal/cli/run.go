@@ -110,6 +110,9 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, reread func()
 		return err
 	}
 	defer func() { err = errors.Join(err, store.Close()) }()
+	if err := store.roots.CheckFormat(ctx); err != nil {
+		return err
+	}
 	if err := store.roots.RemoveHalf(ctx); err != nil {
 		log.WithError(err).Warn("images that a killed pull left half recorded are not removed")
 	}
