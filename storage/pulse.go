@@ -79,8 +79,8 @@ func (p *pulse) start() (running chan struct{}, began time.Time) {
 	return p.running, p.began
 }
 
-// ask has the disk beat and returns what that gave, or ErrHung.
-func (p *pulse) ask(ctx context.Context) error {
+// ask has the disk beat and returns what that gave, ErrHung, or nil when done is closed before.
+func (p *pulse) ask(done <-chan struct{}) error {
 	running, began := p.start()
 	limit := time.NewTimer(time.Until(began.Add(pulseLimit)))
 	defer limit.Stop()
@@ -91,8 +91,8 @@ func (p *pulse) ask(ctx context.Context) error {
 		return p.err
 	case <-limit.C:
 		return p.hung()
-	case <-ctx.Done():
-		return ctx.Err()
+	case <-done:
+		return nil
 	}
 }
 
@@ -175,7 +175,7 @@ func (p *pulse) watch(ctx context.Context, look func()) {
 	ticker := time.NewTicker(pulseEvery)
 	defer ticker.Stop()
 	for ctx.Err() == nil {
-		_ = p.ask(ctx) // is kept
+		_ = p.ask(ctx.Done()) // is kept
 		look()
 		select {
 		case <-ctx.Done():

@@ -85,7 +85,7 @@ func OpenRoots(base Options, handlers []Options) (_ *Roots, err error) {
 
 // open opens the handler's root.
 func (r *Roots) open(h *handlerRoot) (*Root, error) {
-	if err := h.pulse.ask(context.Background()); errors.Is(err, ErrHung) {
+	if err := h.pulse.ask(nil); errors.Is(err, ErrHung) {
 		return nil, err
 	}
 	if CheckRoot(h.options) == nil { // else opening says so
@@ -219,7 +219,7 @@ func (r *Roots) mounted() (roots []*Root, errs []error) {
 func (r *Roots) answering(ctx context.Context) (roots []*Root, errs []error) {
 	var asking sync.WaitGroup
 	for _, h := range r.handlers {
-		asking.Go(func() { _ = h.pulse.ask(ctx) }) // is kept
+		asking.Go(func() { _ = h.pulse.ask(ctx.Done()) }) // is kept
 	}
 	asking.Wait()
 	return r.mounted()

@@ -23,7 +23,7 @@ func TestCRIOsMountNamespace(t *testing.T) {
 			img, later := pushFiles(t, n, "ns/a:1", 3, 5), pushFiles(t, n, "ns/b:1", 1, 5)
 			mounted := func(pid int) (keys []string) {
 				t.Helper()
-				for _, m := range strings.Split(mountsOf(t, pid), "\n") {
+				for m := range strings.SplitSeq(mountsOf(t, pid), "\n") {
 					if fields := strings.Fields(m); len(fields) > 4 && strings.HasPrefix(fields[4], mountsDir(n)+"/") {
 						keys = append(keys, strings.TrimPrefix(fields[4], mountsDir(n)+"/"))
 					}

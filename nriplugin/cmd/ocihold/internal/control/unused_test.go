@@ -21,7 +21,7 @@ func TestUnused(t *testing.T) {
 	listener, err := control.Listen(path)
 	require.NoError(t, err)
 	require.ErrorContains(t, control.Unused(path), "another program listens on "+path)
-	listener.Close()
+	require.NoError(t, listener.Close())
 
 	old, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
 	require.NoError(t, err)
@@ -43,5 +43,5 @@ func TestUnused(t *testing.T) {
 		require.NoError(t, make(other))
 		require.ErrorContains(t, control.Unused(other), other+" is there and no socket", name)
 	}
-	listener.Close()
+	require.NoError(t, listener.Close())
 }
