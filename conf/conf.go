@@ -118,6 +118,9 @@ type Volumes struct {
 	// TrustPresent has an image that is on the node be a volume for pods of
 	// every namespace, whether or not access to it was proven.
 	TrustPresent bool `toml:"trust_present"`
+	// HardenNative gives Kubernetes' own image volumes, which CRI-O mounts, the
+	// options noexec, nosuid and nodev, which CRI-O leaves out.
+	HardenNative bool `toml:"harden_native"`
 	// Pin gives images in use in CRI-O's own root a name besides, which fits
 	// PinPattern, so that a kubelet that asks CRI-O itself for images does not
 	// collect them. [DropIn] has CRI-O know the pattern.
@@ -159,7 +162,7 @@ func Default() Config {
 		CRIO:     CRIOLocation{Config: DefaultCRIOFile, ConfigDir: DefaultCRIODir},
 		NRI:      NRI{PluginName: "ocihold", PluginIndex: "10"},
 		Hook:     Hook{Guard: "/usr/libexec/ocihold/ocihold-guard"},
-		Volumes:  Volumes{MountAPI: MountAuto},
+		Volumes:  Volumes{MountAPI: MountAuto, HardenNative: true},
 		Pull:     Pull{StallTimeout: 2 * time.Minute},
 	}
 }

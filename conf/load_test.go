@@ -44,6 +44,7 @@ dir = "/b/hooks.d"
 [volumes]
 mount_api = "mount"
 trust_present = true
+harden_native = false
 pin = true
 [image_service]
 socket = "/b/image.sock"

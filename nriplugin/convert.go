@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"regexp"
+	"slices"
 
 	"github.com/containerd/nri/pkg/api"
 
@@ -34,21 +35,30 @@ const volumesAnnotation = "io.kubernetes.cri-o.Volumes"
 
 var imageID = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// natives are the volumes in CRI-O's list that have an image. CRI-O writes the
-// list: what it does not have, or not in this form, is no image volume.
-func natives(annotations map[string]string) []imagevolume.Native {
-	var list []struct {
-		ContainerPath string `json:"container_path"`
-		HostPath      string `json:"host_path"`
-		Image         struct {
-			Image string `json:"image"`
-		} `json:"image"`
-	}
+// crioVolume is one element of that list.
+type crioVolume struct {
+	ContainerPath string `json:"container_path"`
+	HostPath      string `json:"host_path"`
+	Image         struct {
+		Image string `json:"image"`
+	} `json:"image"`
+}
+
+// imageVolumes are those in CRI-O's list that are of an image or an artifact: one
+// for each of an artifact's files. CRI-O writes the list: what it does not have, or
+// not in this form, is no image volume.
+func imageVolumes(annotations map[string]string) []crioVolume {
+	var list []crioVolume
 	if json.Unmarshal([]byte(annotations[volumesAnnotation]), &list) != nil {
 		return nil
 	}
+	return slices.DeleteFunc(list, func(v crioVolume) bool { return v.Image.Image == "" })
+}
+
+// natives are the image volumes that may be of an image.
+func natives(annotations map[string]string) []imagevolume.Native {
 	var found []imagevolume.Native
-	for _, v := range list {
+	for _, v := range imageVolumes(annotations) {
 		if imageID.MatchString(v.Image.Image) {
 			found = append(found, imagevolume.Native{MountPath: v.ContainerPath, HostPath: v.HostPath, ImageID: v.Image.Image})
 		}
@@ -64,10 +74,11 @@ type report struct {
 	Images []imagevolume.VolumeImage `json:"images,omitempty"`
 }
 
-// adjust turns the volumes given into bind mounts and the report. A report that
-// stands on a container without volumes is not ours, and goes.
-func adjust(given []imagevolume.Given, annotations map[string]string) (*api.ContainerAdjustment, error) {
-	adjustment := &api.ContainerAdjustment{}
+// adjust turns the volumes given into bind mounts and the report, and has native
+// take the place of mounts. A report that stands on a container without volumes is
+// not ours, and goes.
+func adjust(given []imagevolume.Given, native []*api.Mount, annotations map[string]string) (*api.ContainerAdjustment, error) {
+	adjustment := &api.ContainerAdjustment{Mounts: native}
 	if len(given) == 0 {
 		if _, ok := annotations[ReportAnnotation]; ok {
 			adjustment.RemoveAnnotation(ReportAnnotation)

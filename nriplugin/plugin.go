@@ -51,7 +51,10 @@ type Options struct {
 	// Attach, if not nil, is called with the runtime's process id before the
 	// plugin registers with it. Its error puts that off.
 	Attach func(pid int) error
-	Log    logrus.FieldLogger
+	// HardenNative gives the mounts of native image volumes the options nosuid,
+	// nodev and, unless the pod has programs run (request.NativeExec), noexec.
+	HardenNative bool
+	Log          logrus.FieldLogger
 }
 
 // Plugin is an NRI plugin.
@@ -257,20 +260,38 @@ func (h *handlers) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
 // CreateContainer injects the volumes, or refuses the container.
 func (h *handlers) CreateContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
 	began := time.Now()
+	native, err := h.native(pod, c)
+	if err != nil {
+		return nil, nil, err
+	}
 	var given []imagevolume.Given
 	var refused error
-	err := h.within(func() { given, refused = h.volumes.CreateContainer(podOf(pod), containerOf(c)) })
+	err = h.within(func() { given, refused = h.volumes.CreateContainer(podOf(pod), containerOf(c)) })
 	if err != nil {
 		return nil, nil, err
 	}
 	if refused != nil {
 		return nil, nil, refused
 	}
-	adjustment, err := adjust(given, c.GetAnnotations())
+	adjustment, err := adjust(given, native, c.GetAnnotations())
 	h.options.Log.WithFields(logrus.Fields{
-		"container": c.GetId(), "volumes": len(given), "took": time.Since(began),
+		"container": c.GetId(), "volumes": len(given), "hardened": len(native), "took": time.Since(began),
 	}).Debug("container is answered")
 	return adjustment, nil, err
+}
+
+// native returns the mounts of native image volumes as they are to be, where they
+// are to be another way.
+func (h *handlers) native(pod *api.PodSandbox, c *api.Container) ([]*api.Mount, error) {
+	if !h.options.HardenNative {
+		return nil, nil
+	}
+	mounts, unknown, err := hardened(pod, c)
+	if len(unknown) > 0 {
+		h.options.Log.WithFields(logrus.Fields{"container": c.GetId(), "mount_paths": unknown}).
+			Warn("native image volumes stay without noexec, nosuid and nodev: CRI-O mounts them in another way")
+	}
+	return mounts, err
 }
 
 // StopContainer comes when a container is stopped and when it exits. The pod is

@@ -115,9 +115,16 @@ func startRuntime(t *testing.T, socket string) *adaptation.Adaptation {
 // start runs a plugin until the test ends.
 func start(t *testing.T, socket string, volumes nriplugin.Volumes) *nriplugin.Plugin {
 	t.Helper()
+	return startWith(t, nriplugin.Options{Socket: socket}, volumes)
+}
+
+// startWith is start with more options.
+func startWith(t *testing.T, options nriplugin.Options, volumes nriplugin.Volumes) *nriplugin.Plugin {
+	t.Helper()
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	p := nriplugin.New(nriplugin.Options{Name: "ocihold", Index: "10", Socket: socket, Log: log}, volumes)
+	options.Name, options.Index, options.Log = "ocihold", "10", log
+	p := nriplugin.New(options, volumes)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- p.Run(ctx) }()

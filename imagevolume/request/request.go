@@ -121,10 +121,10 @@ func (p Pod) String() string {
 // pod's. All volumes are valid or the result is one error, of one line, that
 // names pod, container, annotation key, place, fault and fix.
 func ForContainer(pod Pod, annotations map[string]string, container string) ([]Volume, error) {
-	key, err := checkKeys(annotations)
+	key, err := checkKeys(Domain, annotations)
 	var volumes []Volume
 	if err == nil {
-		if key = effectiveKey(annotations, container); key == "" {
+		if key = effectiveKey(Domain, annotations, container); key == "" {
 			return nil, nil
 		}
 		volumes, err = parse(key, annotations[key])
@@ -141,12 +141,12 @@ func ForContainer(pod Pod, annotations map[string]string, container string) ([]V
 // in it. Faulty lists are left out: the error is for the container that is
 // created with it. One image may appear more than once.
 func All(annotations map[string]string) []Volume {
-	if _, err := checkKeys(annotations); err != nil {
+	if _, err := checkKeys(Domain, annotations); err != nil {
 		return nil
 	}
 	var all []Volume
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
-		if !Ours(key) || key == Domain && effectiveKey(annotations, "") != Domain {
+		if !Ours(key) || key == Domain && effectiveKey(Domain, annotations, "") != Domain {
 			continue
 		}
 		if volumes, err := parse(key, annotations[key]); err == nil {

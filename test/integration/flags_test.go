@@ -3,6 +3,7 @@ package integration
 import (
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,11 +18,11 @@ import (
 // vfs_cap_data (linux/capability.h), that gives a program CAP_DAC_OVERRIDE.
 const capDACOverride = "\x01\x00\x00\x02" + "\x02\x00\x00\x00" + "\x00\x00\x00\x00" + "\x00\x00\x00\x00" + "\x00\x00\x00\x00"
 
-// TestFlags tries in a volume what its mount has to prevent. Each attempt is
-// made with the very same files in the container's own root file system, too,
-// where it must succeed: so it is the mount that makes the difference.
-func TestFlags(t *testing.T) {
-	n := realnode.Boot(t, realnode.Options{})
+// flagImages pushes an image whose directory files has what flags of a mount
+// prevent, and returns its name, and what pulls a container's image with the very
+// same directory, for a container that runs as that user.
+func flagImages(t testing.TB, n *realnode.Node) (ref string, containerImage func(user string) string) {
+	t.Helper()
 	busybox, err := os.ReadFile("/bin/busybox")
 	require.NoError(t, err)
 	program := string(busybox)
@@ -45,7 +46,7 @@ func TestFlags(t *testing.T) {
 	for _, applet := range []string{"sh", "sleep", "cat", "id", "echo", "touch", "rm", "mkdir", "rmdir", "chmod", "chown", "mv", "ln", "truncate"} {
 		base = append(base, images.Symlink("bin/"+applet, "busybox"))
 	}
-	containerImage := func(user string) string {
+	containerImage = func(user string) string {
 		image, err := images.Image(images.Config{User: user, Env: []string{"PATH=/bin"}}, base)
 		require.NoError(t, err)
 		ref := "flags/base:uid-" + user
@@ -54,7 +55,36 @@ func TestFlags(t *testing.T) {
 		require.NoError(t, err)
 		return n.Ref(ref)
 	}
-	ref := push(t, n, "flags/volume:1", files)
+	return push(t, n, "flags/volume:1", files), containerImage
+}
+
+// tryIn runs a script in the directory files below dir.
+func tryIn(t testing.TB, c *realnode.Container, dir, script string) realnode.Output {
+	t.Helper()
+	out, err := c.Exec(t.Context(), "/bin/sh", "-c", "cd "+path.Join(dir, "files")+" && { "+script+"; }")
+	require.NoError(t, err)
+	return out
+}
+
+// mountOptions returns the options that the container sees of what is mounted at
+// each of the paths.
+func mountOptions(t testing.TB, c *realnode.Container, paths ...string) map[string]string {
+	t.Helper()
+	got := map[string]string{}
+	for line := range strings.Lines(sh(t, c, "cat /proc/self/mountinfo")) {
+		if field := strings.Fields(line); slices.Contains(paths, field[4]) {
+			got[field[4]] = field[5]
+		}
+	}
+	return got
+}
+
+// TestFlags tries in a volume what its mount has to prevent. Each attempt is
+// made with the very same files in the container's own root file system, too,
+// where it must succeed: so it is the mount that makes the difference.
+func TestFlags(t *testing.T) {
+	n := realnode.Boot(t, realnode.Options{})
+	ref, containerImage := flagImages(t, n)
 	pod := runPod(t, n, realnode.PodSpec{Annotations: volumes(t,
 		volume{Image: ref, MountPath: "/volume"},
 		volume{Image: ref, MountPath: "/exec", Exec: true},
@@ -63,25 +93,16 @@ func TestFlags(t *testing.T) {
 	user := run(t, pod, realnode.ContainerSpec{Name: "user", Image: containerImage("1000")})
 	require.Equal(t, "1000\n", sh(t, user, "id -u"))
 
-	// try runs a script in one of the directories with the same files.
 	try := func(c *realnode.Container, dir, script string) realnode.Output {
 		t.Helper()
-		out, err := c.Exec(t.Context(), "/bin/sh", "-c", "cd "+path.Join(dir, "files")+" && { "+script+"; }")
-		require.NoError(t, err)
-		return out
+		return tryIn(t, c, dir, script)
 	}
 	const own, noexec, exec = "/", "/volume", "/exec"
 
 	t.Run("options", func(t *testing.T) {
 		options := map[string]string{noexec: "ro,nosuid,nodev,noexec,relatime", exec: "ro,nosuid,nodev,relatime"}
 		for _, c := range []*realnode.Container{root, user} {
-			got := map[string]string{}
-			for line := range strings.Lines(sh(t, c, "cat /proc/self/mountinfo")) {
-				if field := strings.Fields(line); options[field[4]] != "" {
-					got[field[4]] = field[5]
-				}
-			}
-			assert.Equal(t, options, got)
+			assert.Equal(t, options, mountOptions(t, c, noexec, exec))
 		}
 	})
 

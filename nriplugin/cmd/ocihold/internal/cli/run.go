@@ -132,7 +132,8 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, reread func()
 		socket = crio.NRI.Listen
 	}
 	plugin := nriplugin.New(nriplugin.Options{
-		Name: config.NRI.PluginName, Index: config.NRI.PluginIndex, Socket: socket, Attach: mounts.Follow, Log: log,
+		Name: config.NRI.PluginName, Index: config.NRI.PluginIndex, Socket: socket, Attach: mounts.Follow,
+		HardenNative: config.Volumes.HardenNative, Log: log,
 	}, manager)
 	if err := control.Unused(controlSocket(config), config.ImageSocket()); err != nil {
 		return err
