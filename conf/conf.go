@@ -121,6 +121,15 @@ type Volumes struct {
 	// HardenNative gives Kubernetes' own image volumes, which CRI-O mounts, the
 	// options noexec, nosuid and nodev, which CRI-O leaves out.
 	HardenNative bool `toml:"harden_native"`
+	// AllowedImages are patterns, as those of Route, for the whole names of the
+	// images that volumes may be of; none is any image.
+	AllowedImages []string `toml:"allowed_images"`
+	// AllowedNamespaces are patterns for the namespaces whose pods may have
+	// volumes; none is any namespace.
+	AllowedNamespaces []string `toml:"allowed_namespaces"`
+	// MaxImageBytes is what the layers of a volume's image may have in all, as
+	// its manifest says; 0 is no limit.
+	MaxImageBytes Size `toml:"max_image_bytes"`
 	// Pin gives images in use in CRI-O's own root a name besides, which fits
 	// PinPattern, so that a kubelet that asks CRI-O itself for images does not
 	// collect them. [DropIn] has CRI-O know the pattern.
@@ -162,7 +171,7 @@ func Default() Config {
 		CRIO:     CRIOLocation{Config: DefaultCRIOFile, ConfigDir: DefaultCRIODir},
 		NRI:      NRI{PluginName: "ocihold", PluginIndex: "10"},
 		Hook:     Hook{Guard: "/usr/libexec/ocihold/ocihold-guard"},
-		Volumes:  Volumes{MountAPI: MountAuto, HardenNative: true},
+		Volumes:  Volumes{MountAPI: MountAuto, HardenNative: true, AllowedImages: []string{}, AllowedNamespaces: []string{}},
 		Pull:     Pull{StallTimeout: 2 * time.Minute},
 	}
 }

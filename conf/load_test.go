@@ -45,6 +45,9 @@ dir = "/b/hooks.d"
 mount_api = "mount"
 trust_present = true
 harden_native = false
+allowed_images = ["reg.example/**"]
+allowed_namespaces = ["team-*", "shop"]
+max_image_bytes = "10GB"
 pin = true
 [image_service]
 socket = "/b/image.sock"
@@ -111,7 +114,10 @@ image = "c"
 		CRIO:     CRIOLocation{Config: "/b/crio.conf", ConfigDir: "/etc/crio/crio.conf.d"},
 		NRI:      NRI{PluginName: "n", PluginIndex: "20", Socket: "/b/nri.sock"},
 		Hook:     Hook{Guard: "/b/guard", Dir: "/b/hooks.d"},
-		Volumes:  Volumes{MountAPI: "mount", TrustPresent: true, Pin: true},
+		Volumes: Volumes{
+			MountAPI: "mount", TrustPresent: true, Pin: true,
+			AllowedImages: []string{"reg.example/**"}, AllowedNamespaces: []string{"team-*", "shop"}, MaxImageBytes: 10_000_000_000,
+		},
 		Handlers: map[string]Handler{
 			"default": {Name: "default", Pull: "crio"},
 			"vm": {
@@ -341,6 +347,9 @@ func TestValidate(t *testing.T) {
 		"drop_in elsewhere":   {func(c *Config) { c.CRIO.DropIn = "/etc/crio/crio.conf.d/../a" }, `crio.drop_in = "/etc/crio/crio.conf.d/../a": must be a file in crio.config_dir`},
 		"relative image.sock": {func(c *Config) { c.ImageService.Socket = "a" }, `image_service.socket = "a": must be an absolute path`},
 		"mount_api":           {func(c *Config) { c.Volumes.MountAPI = "" }, `volumes.mount_api = "": must be one of auto, fsconfig, mount`},
+		"allowed images":      {func(c *Config) { c.Volumes.AllowedImages = []string{"a", "["} }, `volumes.allowed_images = "[": must be patterns for image names, such as registry.example/models/**`},
+		"allowed namespaces":  {func(c *Config) { c.Volumes.AllowedNamespaces = []string{""} }, `volumes.allowed_namespaces = "": must be patterns for namespaces, such as team-*`},
+		"max image bytes":     {func(c *Config) { c.Volumes.MaxImageBytes = -1 }, `volumes.max_image_bytes = "-1B": must not be negative`},
 		"no stall_timeout":    {func(c *Config) { c.Pull.StallTimeout = 0 }, `pull.stall_timeout = "0s": must be a second or more, such as 2m`},
 		"metrics on no port":  {func(c *Config) { c.Metrics.Address = "127.0.0.1" }, `metrics.address = "127.0.0.1": must be host:port, such as 127.0.0.1:9537, or empty for no metrics`},
 		"media type as zip":   {func(c *Config) { c.MediaTypes = map[string]string{"a/b": "zip"} }, `media_types."a/b" = "zip": must be tar or file`},

@@ -22,6 +22,9 @@ func (c Config) Text() ([]byte, error) {
 	return text.Bytes(), nil
 }
 
+// reloadedKeys are those that need no restart.
+var reloadedKeys = []string{"log_level", "routes", "volumes.trust_present", "volumes.allowed_images", "volumes.allowed_namespaces"}
+
 // reloadedOfHandlers are the keys of a handler that need no restart.
 var reloadedOfHandlers = []string{
 	"allow_annotation", "gc_high", "gc_low", "gc_min_age", "gc_max_age", "gc_interval", "max_bytes", "pinned_images",
@@ -35,7 +38,8 @@ func (c Config) Reload(next Config) (now Config, taken, restart []string, err er
 		return Config{}, nil, nil, err
 	}
 	now = c
-	now.LogLevel, now.Volumes.TrustPresent, now.Routes = next.LogLevel, next.Volumes.TrustPresent, next.Routes
+	now.LogLevel, now.Routes, now.Volumes.TrustPresent = next.LogLevel, next.Routes, next.Volumes.TrustPresent
+	now.Volumes.AllowedImages, now.Volumes.AllowedNamespaces = next.Volumes.AllowedImages, next.Volumes.AllowedNamespaces
 	now.Handlers = maps.Clone(c.Handlers)
 	for name, h := range now.Handlers {
 		n, ok := next.Handlers[name]
@@ -49,7 +53,7 @@ func (c Config) Reload(next Config) (now Config, taken, restart []string, err er
 	}
 	for _, key := range keys {
 		parts := strings.Split(key, ".")
-		known := key == "log_level" || key == "volumes.trust_present" || key == "routes" ||
+		known := slices.Contains(reloadedKeys, key) ||
 			len(parts) > 2 && parts[0] == "handlers" && slices.Contains(reloadedOfHandlers, parts[len(parts)-1])
 		if known {
 			taken = append(taken, key)

@@ -54,7 +54,12 @@ func TestReload(t *testing.T) {
 		change         func(*Config)
 		taken, restart []string
 	}{
-		"log level":     {change: func(c *Config) { c.LogLevel = "debug" }, taken: []string{"log_level"}},
+		"log level":      {change: func(c *Config) { c.LogLevel = "debug" }, taken: []string{"log_level"}},
+		"allowed images": {change: func(c *Config) { c.Volumes.AllowedImages = []string{"a"} }, taken: []string{"volumes.allowed_images"}},
+		"allowed namespaces": {
+			change: func(c *Config) { c.Volumes.AllowedNamespaces = []string{"a"} }, taken: []string{"volumes.allowed_namespaces"},
+		},
+		"image size":    {change: func(c *Config) { c.Volumes.MaxImageBytes = 1 }, restart: []string{"volumes.max_image_bytes"}},
 		"trust":         {change: func(c *Config) { c.Volumes.TrustPresent = true }, taken: []string{"volumes.trust_present"}},
 		"routes":        {change: func(c *Config) { c.Routes = nil }, taken: []string{"routes"}},
 		"marks":         {change: handler(func(h *Handler) { h.GCHigh, h.GCLow = 50, 40 }), taken: []string{"handlers.v.m.gc_high", "handlers.v.m.gc_low"}},

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/bmatcuk/doublestar/v4"
 	"github.com/sirupsen/logrus"
 )
 
@@ -68,6 +69,11 @@ func (c Config) Validate() error {
 	default:
 		k.fault("volumes.mount_api", c.Volumes.MountAPI, "must be one of auto, fsconfig, mount")
 	}
+	k.checkAllowed("volumes.allowed_images", c.Volumes.AllowedImages, "must be patterns for image names, such as registry.example/models/**")
+	k.checkAllowed("volumes.allowed_namespaces", c.Volumes.AllowedNamespaces, "must be patterns for namespaces, such as team-*")
+	if c.Volumes.MaxImageBytes < 0 {
+		k.fault("volumes.max_image_bytes", c.Volumes.MaxImageBytes.String(), "must not be negative")
+	}
 	k.absoluteOrEmpty("image_service.socket", c.ImageService.Socket)
 	if c.Pull.StallTimeout < time.Second {
 		k.fault("pull.stall_timeout", c.Pull.StallTimeout.String(), "must be a second or more, such as 2m")
@@ -97,4 +103,12 @@ func (c Config) Validate() error {
 		k.checkRoute(i, r)
 	}
 	return errors.Join(k.faults...)
+}
+
+func (k *checker) checkAllowed(key string, patterns []string, rule string) {
+	for _, pattern := range patterns {
+		if pattern == "" || !doublestar.ValidatePattern(pattern) {
+			k.fault(key, pattern, rule)
+		}
+	}
 }

@@ -11,6 +11,10 @@ var (
 	// present and not proven to be for the pod's namespace.
 	ErrNotPermitted = errors.New("access to it is not proven")
 
+	// ErrNotAllowed is what a Store returns, wrapped, for an image or a namespace
+	// that the node's settings do not allow volumes of. The text names the setting.
+	ErrNotAllowed = errors.New("not allowed on this node")
+
 	// ErrPullPolicyNever is returned for a volume with pull policy Never
 	// whose image is not there. The name is that of kubelet's reason
 	// (KEP-4639).

@@ -78,7 +78,7 @@ func (m *Manager) CreateContainer(info Pod, c Container) ([]Given, error) {
 				m.again(l)
 			}
 			if missing == nil {
-				missing = refusal(v, err)
+				missing = refusal(p.Pod, c.Name, v, err)
 			}
 			continue
 		}
@@ -95,12 +95,16 @@ func (m *Manager) CreateContainer(info Pod, c Container) ([]Given, error) {
 }
 
 // refusal is why a container does not get a volume.
-func refusal(v request.Volume, err error) error {
+func refusal(p Pod, container string, v request.Volume, err error) error {
 	text := fmt.Errorf("image volume %s: %w", v.MountPath, err)
-	if errors.Is(err, ErrMountFailed) {
+	switch {
+	case errors.Is(err, ErrMountFailed):
 		return fmt.Errorf("%w: %w", ErrMountFailed, text)
+	case errors.Is(err, ErrNotAllowed):
+		return fmt.Errorf("image volume %s of container %s of pod %s/%s: annotation %s: %w", v.MountPath, container, p.Namespace, p.Name, v.Key, err)
+	default:
+		return text
 	}
-	return text
 }
 
 // EndContainer tells that a container is being stopped, has exited, or is gone;

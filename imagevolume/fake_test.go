@@ -29,6 +29,7 @@ type fakeStore struct {
 	onLease  func(id string)   // called before a lease is taken, unlocked
 	reports  []imagevolume.Progress
 	unproven map[string]error    // by image ID: why the registry gives no proof
+	refused  map[string]error    // why nothing is allowed, by namespace
 	layers   map[string][]string // image IDs by where their layers are mounted together
 	permits  []string            // what was to be permitted, and whether by asking
 }
@@ -93,7 +94,7 @@ func (s *fakeStore) Resolve(_ context.Context, ref string) (imagevolume.Image, e
 	return imagevolume.Image{ID: imageID, Digest: "sha256:" + imageID}, nil
 }
 
-func (s *fakeStore) Pull(ctx context.Context, ref string, progress func(imagevolume.Progress)) (imagevolume.Image, error) {
+func (s *fakeStore) Pull(ctx context.Context, ref, namespace string, progress func(imagevolume.Progress)) (imagevolume.Image, error) {
 	s.mu.Lock()
 	block := s.block
 	for _, p := range s.reports {
@@ -112,6 +113,9 @@ func (s *fakeStore) Pull(ctx context.Context, ref string, progress func(imagevol
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := s.refused[namespace]; err != nil {
+		return imagevolume.Image{}, err
+	}
 	s.log = append(s.log, "pull "+ref)
 	if s.err != nil {
 		return imagevolume.Image{}, s.err
@@ -124,9 +128,12 @@ func (s *fakeStore) Pull(ctx context.Context, ref string, progress func(imagevol
 	return imagevolume.Image{ID: imageID, Digest: "sha256:" + imageID}, nil
 }
 
-func (s *fakeStore) Permit(_ context.Context, imageID, namespace string, ask bool) error {
+func (s *fakeStore) Permit(_ context.Context, imageID, ref, namespace string, ask bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := s.refused[namespace]; err != nil {
+		return fmt.Errorf("image %s: %w", ref, err)
+	}
 	s.permits = append(s.permits, fmt.Sprintf("%s for %s, ask %t", imageID[:1], namespace, ask))
 	err, unproven := s.unproven[imageID]
 	switch {

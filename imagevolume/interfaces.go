@@ -44,14 +44,16 @@ type Store interface {
 	// Resolve finds the image that a reference or ID names. It returns
 	// ErrNotPresent when there is none.
 	Resolve(ctx context.Context, ref string) (Image, error)
-	// Pull makes the image that the registry has under ref present. Pulls of
-	// one reference at a time share one transfer.
-	Pull(ctx context.Context, ref string, progress func(Progress)) (Image, error)
-	// Permit returns nil where it was proven that pods of the namespace may
-	// have the image. Where it was not, it asks the registry, if ask is set,
-	// and keeps a proof. It returns ErrNotPermitted or ErrNotPresent. What Pull
-	// returns needs no other proof.
-	Permit(ctx context.Context, imageID, namespace string, ask bool) error
+	// Pull makes the image that the registry has under ref present, for pods of
+	// the namespace. Pulls of one reference at a time share one transfer. It
+	// returns ErrNotAllowed before a layer is transferred.
+	Pull(ctx context.Context, ref, namespace string, progress func(Progress)) (Image, error)
+	// Permit returns nil where pods of the namespace may have the image, which is
+	// present and which they call ref: that is allowed, and it was proven. Where
+	// it was not, it asks the registry, if ask is set, and keeps a proof. It returns
+	// ErrNotAllowed, ErrNotPermitted or ErrNotPresent. What Pull returns needs no
+	// other proof.
+	Permit(ctx context.Context, imageID, ref, namespace string, ask bool) error
 	// Lease keeps the image from being deleted, by any program. It is
 	// idempotent, and atomic against a deletion: ErrNotPresent or held.
 	Lease(ctx context.Context, imageID string) error

@@ -264,13 +264,13 @@ func (m *Manager) obtain(ctx context.Context, l *look, s request.Source, store S
 		l.pulling, l.progress = s.Image, p
 	}
 	report(Progress{})
-	return store.Pull(ctx, s.Image, report)
+	return store.Pull(ctx, s.Image, l.namespace, report)
 }
 
 // permit refuses an image that is there unless access to it was proven for the
 // pod's namespace: with pull policy Never before, else now at the latest.
 func (m *Manager) permit(ctx context.Context, l *look, s request.Source, store Store, img Image) error {
-	err := store.Permit(ctx, img.ID, l.namespace, s.PullPolicy != request.Never)
+	err := store.Permit(ctx, img.ID, s.Image, l.namespace, s.PullPolicy != request.Never)
 	switch {
 	case !errors.Is(err, ErrNotPermitted):
 		return err

@@ -611,3 +611,36 @@ func TestUsers(t *testing.T) {
 		require.ErrorIs(t, err, w.mounts.err)
 	}))
 }
+
+func TestNotAllowed(t *testing.T) {
+	inWorld(t, synchronized(func(t *testing.T, w *world) {
+		w.RunPod(pod("p", volumeA))
+		w.wait()
+		given, err := w.CreateContainer(pod("p", volumeA), container("c"))
+		require.NoError(t, err)
+		mounts := map[string]string{given[0].Mount.Destination: given[0].Mount.Source}
+		w.store.set(func() {
+			w.store.refused = map[string]error{"ns": fmt.Errorf("%w: allowed_namespaces", imagevolume.ErrNotAllowed)}
+		})
+		const refusal = "image volume /a of container c of pod ns/q: annotation image-volume.ocihold.dev: " +
+			"image reg/a:1: not allowed on this node: allowed_namespaces; will be tried again"
+		w.RunPod(pod("q", volumeA)) // present
+		w.wait()
+		_, err = w.CreateContainer(pod("q", volumeA), container("c"))
+		require.EqualError(t, err, refusal)
+		w.RunPod(pod("r", `[{"image": "reg/b:1", "mountPath": "/b"}]`))
+		w.wait()
+		assert.NotContains(t, w.store.calls(), "pull reg/b:1")
+
+		// As after a restart: what runs keeps its volume, and no other gets it.
+		c := container("c")
+		c.Mounts = mounts
+		running := pod("old", volumeA)
+		w.Synchronize([]imagevolume.Pod{running}, map[string][]imagevolume.Container{"old": {c}})
+		w.wait()
+		assert.True(t, w.mounts.Mounted(id("a")))
+		assert.Equal(t, map[string]bool{id("a"): true}, w.store.leases())
+		_, err = w.CreateContainer(running, container("d"))
+		require.ErrorContains(t, err, "allowed_namespaces")
+	}))
+}

@@ -23,7 +23,7 @@ var (
 	// ErrInvalidArtifact is returned for an OCI artifact whose blobs cannot become files. The text names the blob.
 	ErrInvalidArtifact = errors.New("invalid OCI artifact")
 
-	// ErrTooLarge is returned for an image that is larger than Options.MaxImageBytes.
+	// ErrTooLarge is returned for an image that is larger than Options.MaxImageBytes or PullOptions.MaxBytes.
 	ErrTooLarge = errors.New("image is too large")
 
 	// ErrNoSuchLayer is returned where no layer of an image is of a media type that was asked for. The text lists the

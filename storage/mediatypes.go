@@ -60,6 +60,17 @@ func quoted(texts []string) string {
 // layerTypes returns the media types of an image's layers, lowest first: of one that was made of an artifact, those of
 // the artifact's blobs.
 func (r *Root) layerTypes(record *cstorage.Image) ([]string, error) {
+	layers, err := r.keptLayers(record)
+	types := make([]string, len(layers))
+	for i, l := range layers {
+		types[i] = l.MediaType
+	}
+	return types, err
+}
+
+// keptLayers returns an image's layers as its manifest has them, lowest first: of one that was made of an artifact, the
+// artifact's blobs.
+func (r *Root) keptLayers(record *cstorage.Image) ([]manifest.LayerInfo, error) {
 	key := cstorage.ImageDigestBigDataKey
 	if isOfArtifact(record) {
 		key = artifactKey
@@ -76,11 +87,5 @@ func (r *Root) layerTypes(record *cstorage.Image) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: manifest: %w", ErrBadRecord, err)
 	}
-	var types []string
-	for _, l := range m.LayerInfos() {
-		if !l.EmptyLayer {
-			types = append(types, l.MediaType)
-		}
-	}
-	return types, nil
+	return slices.DeleteFunc(m.LayerInfos(), func(l manifest.LayerInfo) bool { return l.EmptyLayer }), nil
 }

@@ -33,6 +33,9 @@ type PullOptions struct {
 	// Namespace is that of the pod whose pull this is; empty where it is no pod's. A pull with Auth or AuthFile proves
 	// access to the image for this namespace alone; see Proven.
 	Namespace string
+	// MaxBytes, if not 0, refuses an image whose layers have more bytes in all, as its manifest lists them, before one of
+	// them is transferred, and also where the root has the image already.
+	MaxBytes int64
 	// Progress, if not nil, is called as the pull goes on: at least once where there is something to transfer, about
 	// five times a second at most, one call at a time, and never after Pull has returned. It holds the transfer up
 	// until it returns, and must not call methods of the Root.
@@ -41,7 +44,7 @@ type PullOptions struct {
 
 // key differs for all options under which a pull may come out in another way.
 func (o PullOptions) key() string {
-	return fmt.Sprintf("%s %q %q", o.Auth.key(), o.AuthFile, o.SignaturePolicy)
+	return fmt.Sprintf("%s %q %q %d", o.Auth.key(), o.AuthFile, o.SignaturePolicy, o.MaxBytes)
 }
 
 // apply makes sys what the options ask for.
@@ -152,6 +155,9 @@ func (r *Root) pullOne(ctx context.Context, named reference.Named, opt PullOptio
 	defer func() { arrived() }()
 	image, err := r.bring(ctx, named, &sys, report, func(known knows) (*source, error) {
 		src, err := r.openSource(ctx, named, &sys, known)
+		if err == nil && checkSize(src.layers, opt.MaxBytes) != nil {
+			return nil, errors.Join(checkSize(src.layers, opt.MaxBytes), src.Close())
+		}
 		if err == nil {
 			src.announce = func(imageID string) { arrived = r.arriving.add(imageID, named.String()) }
 		}
@@ -161,7 +167,7 @@ func (r *Root) pullOne(ctx context.Context, named reference.Named, opt PullOptio
 		return Image{}, err
 	}
 	r.recordAccess(image.ID, r.provenBy(named, image.ID, opt))
-	return image, nil
+	return image, r.checkSize(image.ID, opt.MaxBytes) // of one that was there, too
 }
 
 // bring makes sure that the root has what the source has, under that name, if the signature policy allows it.

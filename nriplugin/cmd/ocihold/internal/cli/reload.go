@@ -15,12 +15,12 @@ import (
 
 // reloader takes up, on SIGHUP, what it can of a changed configuration.
 type reloader struct {
-	now          conf.Config // in force
-	crio         *conf.CRIO
-	reread       func() (conf.Config, error)
-	store        localStore
-	trustPresent *atomic.Bool
-	log          *logrus.Logger
+	now     conf.Config // in force
+	crio    *conf.CRIO
+	reread  func() (conf.Config, error)
+	store   localStore
+	volumes *atomic.Pointer[conf.Volumes]
+	log     *logrus.Logger
 }
 
 func (r *reloader) run(ctx context.Context, notifier *health.Notifier) error {
@@ -59,7 +59,7 @@ func (r *reloader) reload() {
 	if level, err := logrus.ParseLevel(now.LogLevel); err == nil { // validated with the configuration
 		r.log.SetLevel(level)
 	}
-	r.trustPresent.Store(now.Volumes.TrustPresent)
+	r.volumes.Store(&now.Volumes)
 	r.store.configure(now)
 	for _, key := range restart {
 		r.log.WithField("key", key).Warn("a changed setting needs a restart of ocihold")

@@ -124,9 +124,9 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, reread func()
 		return err
 	}
 
-	var trustPresent atomic.Bool
-	trustPresent.Store(config.Volumes.TrustPresent)
-	manager = imagevolume.New(volumeStores{store.roots, store.service, &trustPresent}, mounts, log)
+	var volumes atomic.Pointer[conf.Volumes]
+	volumes.Store(&config.Volumes)
+	manager = imagevolume.New(volumeStores{store.roots, store.service, &volumes}, mounts, log)
 	socket := config.NRI.Socket
 	if socket == "" {
 		socket = crio.NRI.Listen
@@ -161,7 +161,7 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, reread func()
 	watch := health.New(healthOptions(config, store, manager, plugin, own, &swept))
 	notifier := health.NewNotifier(watch, log)
 	reloaded := &reloader{
-		now: config, crio: crio, reread: reread, store: store, trustPresent: &trustPresent, log: log,
+		now: config, crio: crio, reread: reread, store: store, volumes: &volumes, log: log,
 	}
 
 	group, ctx := errgroup.WithContext(ctx)

@@ -44,6 +44,7 @@ func openRoots(config conf.Config, crio *conf.CRIO, log logrus.FieldLogger) (*st
 		PullConcurrency:    config.Handlers[conf.DefaultHandler].PullConcurrency,
 		StallTimeout:       config.Pull.StallTimeout,
 		MediaTypes:         config.MediaTypes,
+		MaxImageBytes:      int64(config.Volumes.MaxImageBytes),
 		TempDir:            filepath.Join(temporary, "downloads"),
 		BlobInfoCacheDir:   filepath.Join(config.StateDir, "cache"),
 		SignaturePolicy:    crio.SignaturePolicy,
@@ -140,12 +141,11 @@ func mayPull(config conf.Config, client *crioclient.Client) func(ctx context.Con
 	}
 }
 
-// volumeStores are the roots as image volumes see them. With trustPresent, every
-// image in them is for every namespace.
+// volumeStores are the roots as image volumes see them.
 type volumeStores struct {
-	roots        *storage.Roots
-	service      *imageservice.Service
-	trustPresent *atomic.Bool
+	roots   *storage.Roots
+	service *imageservice.Service
+	config  *atomic.Pointer[conf.Volumes]
 }
 
 var _ imagevolume.Stores = volumeStores{}
@@ -168,15 +168,15 @@ func (s volumeStores) Store(name string) (imagevolume.Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return volumeStore{root, cmp.Or(name, imageservice.DefaultRoot), s.service, s.trustPresent}, nil
+	return volumeStore{root, cmp.Or(name, imageservice.DefaultRoot), s.service, *s.config.Load()}, nil
 }
 
 // volumeStore is a root as image volumes see it.
 type volumeStore struct {
-	root         *storage.Root
-	name         string
-	service      *imageservice.Service
-	trustPresent *atomic.Bool
+	root    *storage.Root
+	name    string
+	service *imageservice.Service
+	config  conf.Volumes
 }
 
 var _ imagevolume.Store = volumeStore{}
@@ -186,21 +186,28 @@ func (s volumeStore) Resolve(ctx context.Context, ref string) (imagevolume.Image
 	return volumeImage(image), notPresent(err)
 }
 
-func (s volumeStore) Pull(ctx context.Context, ref string, progress func(imagevolume.Progress)) (imagevolume.Image, error) {
-	image, err := s.service.PullInto(ctx, s.name, ref, storage.PullOptions{Progress: func(p storage.Progress) {
-		progress(imagevolume.Progress{Done: p.Done, Total: p.Total})
-	}})
-	return volumeImage(image), err
+func (s volumeStore) Pull(ctx context.Context, ref, namespace string, progress func(imagevolume.Progress)) (imagevolume.Image, error) {
+	if err := s.allowPull(ref, namespace); err != nil {
+		return imagevolume.Image{}, err
+	}
+	image, err := s.service.PullInto(ctx, s.name, ref, storage.PullOptions{
+		MaxBytes: int64(s.config.MaxImageBytes),
+		Progress: func(p storage.Progress) { progress(imagevolume.Progress{Done: p.Done, Total: p.Total}) },
+	})
+	return volumeImage(image), tooLarge(err)
 }
 
-func (s volumeStore) Permit(ctx context.Context, id, namespace string, ask bool) error {
-	if s.trustPresent.Load() {
+func (s volumeStore) Permit(ctx context.Context, id, ref, namespace string, ask bool) error {
+	return s.root.Bounded(func() error { return s.permit(ctx, id, ref, namespace, ask) })
+}
+
+func (s volumeStore) permit(ctx context.Context, id, ref, namespace string, ask bool) error {
+	if err := s.allowPresent(ctx, id, ref, namespace); err != nil {
+		return notPresent(err)
+	}
+	if s.config.TrustPresent {
 		return nil
 	}
-	return s.root.Bounded(func() error { return s.permit(ctx, id, namespace, ask) })
-}
-
-func (s volumeStore) permit(ctx context.Context, id, namespace string, ask bool) error {
 	proven, err := s.root.Proven(ctx, id, namespace)
 	switch {
 	case err != nil:
