@@ -70,8 +70,8 @@ released() {
 	pod_run p "$key" "- {image: $MODEL, mountPath: /models}"
 	container_run p c
 	run -0 ocihold volumes
-	[[ ${lines[0]} =~ ^NAMESPACE\ +POD\ +CONTAINER\ +PATH\ +IMAGE\ +IMAGE\ ID$ ]]
-	[[ ${lines[1]} =~ ^default\ +p\ +c\ +/models\ +$MODEL\ +[0-9a-f]{12}$ ]]
+	[[ ${lines[0]} =~ ^NAMESPACE\ +POD\ +CONTAINER\ +PATH\ +IMAGE\ +IMAGE\ ID\ +DIGEST$ ]]
+	[[ ${lines[1]} =~ ^default\ +p\ +c\ +/models\ +$MODEL\ +[0-9a-f]{12}\ +sha256:[0-9a-f]{64}$ ]]
 	id=$(ocihold volumes -o json | jq -r '.[0].imageID')
 	run -0 crictl inspect -o go-template --template '{{index .info.runtimeSpec.annotations "ocihold.dev/volumes"}}' "$(container_id p c)"
 	[ "$(jq -r '.[0] | .mountPath + " " + .imageID' <<<"$output")" = "/models $id" ]

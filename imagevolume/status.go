@@ -19,8 +19,8 @@ type Status struct {
 	// Images are those of a volume of several; then VolumeImage is empty.
 	Images   []VolumeImage `json:"images,omitempty"`
 	HostPath string        `json:"hostPath"`
-	// Native says that the container runtime mounted it itself. Then Image is
-	// the ID, and Digest is not known.
+	// Native says that the container runtime mounted it itself. The Manager
+	// knows of its image no more than the ID, which is Image then, too.
 	Native bool `json:"native,omitempty"`
 	// Handler is that of the root the images are in; "" is CRI-O's own.
 	Handler string `json:"handler,omitempty"`

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strings"
 
 	"github.com/containerd/nri/pkg/api"
 
@@ -72,6 +73,15 @@ type report struct {
 	MountPath string `json:"mountPath"`
 	imagevolume.VolumeImage
 	Images []imagevolume.VolumeImage `json:"images,omitempty"`
+}
+
+// nativeReport says for the log which image is at which path.
+func nativeReport(natives []imagevolume.Native) string {
+	said := make([]string, len(natives))
+	for i, v := range natives {
+		said[i] = v.MountPath + "=" + v.ImageID
+	}
+	return strings.Join(said, " ")
 }
 
 // adjust turns the volumes given into bind mounts and the report, and has native

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ocihold/ocihold/imagevolume"
+	"github.com/ocihold/ocihold/imagevolume/request"
 )
 
 // ReportAnnotation is set on each container that was given volumes, and says
@@ -277,6 +278,12 @@ func (h *handlers) CreateContainer(_ context.Context, pod *api.PodSandbox, c *ap
 	h.options.Log.WithFields(logrus.Fields{
 		"container": c.GetId(), "volumes": len(given), "hardened": len(native), "took": time.Since(began),
 	}).Debug("container is answered")
+	if list := natives(c.GetAnnotations()); err == nil && len(given)+len(list) > 0 {
+		h.options.Log.WithFields(logrus.Fields{
+			"namespace": pod.GetNamespace(), "pod": pod.GetName(), "container": request.ContainerName(c.GetAnnotations()), "id": c.GetId(),
+			"volumes": adjustment.GetAnnotations()[ReportAnnotation], "native": nativeReport(list),
+		}).Info("container is given image volumes")
+	}
 	return adjustment, nil, err
 }
 

@@ -282,6 +282,30 @@ func (d *daemon) Status(context.Context) (control.Status, error) {
 	return control.Status{Report: d.watch.Report(), Version: version()}, nil
 }
 
-func (d *daemon) Volumes(context.Context) ([]imagevolume.Status, error) {
-	return d.manager.Volumes(), nil
+// Volumes lists the volumes, and of native ones, of which CRI-O tells the image's ID,
+// name and digest, too, unless they are artifacts.
+func (d *daemon) Volumes(ctx context.Context) ([]imagevolume.Status, error) {
+	root, err := d.roots.Handler(imageservice.DefaultRoot)
+	if err != nil {
+		return nil, err
+	}
+	volumes := d.manager.Volumes()
+	for i := range volumes {
+		v := &volumes[i]
+		if !v.Native {
+			continue
+		}
+		image, err := root.Resolve(ctx, v.ImageID)
+		if errors.Is(err, storage.ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		v.Digest = image.Digest.String()
+		if len(image.Names) > 0 {
+			v.Image = image.Names[0]
+		}
+	}
+	return volumes, nil
 }

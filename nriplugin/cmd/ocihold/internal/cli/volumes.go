@@ -26,14 +26,14 @@ func (a *app) volumesCommand() *cobra.Command {
 		if *output == "json" {
 			return writeJSON(a.out, volumes)
 		}
-		rows := [][]string{{"NAMESPACE", "POD", "CONTAINER", "PATH", "IMAGE", "IMAGE ID"}}
+		rows := [][]string{{"NAMESPACE", "POD", "CONTAINER", "PATH", "IMAGE", "IMAGE ID", "DIGEST"}}
 		for _, v := range volumes {
 			images := v.Images
 			if len(images) == 0 {
 				images = []imagevolume.VolumeImage{v.VolumeImage}
 			}
 			for _, image := range images {
-				rows = append(rows, []string{v.Namespace, v.Pod, v.Container, v.MountPath, image.Image, short(image.ImageID)})
+				rows = append(rows, []string{v.Namespace, v.Pod, v.Container, v.MountPath, image.Image, short(image.ImageID), image.Digest})
 			}
 		}
 		return writeTable(a.out, rows)
