@@ -12,6 +12,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/ocihold/ocihold/imagevolume/scratch"
 )
 
 const (
@@ -36,6 +38,7 @@ func valid(key string) bool { return len(key) <= MaxKey && validKey.MatchString(
 type Dir struct {
 	path string
 	api  API
+	room *scratch.Dir // nil until OpenScratch
 }
 
 // Open makes path an unbindable tmpfs, unless it is one already, and keeps
@@ -108,28 +111,49 @@ type Part struct {
 // Ensure mounts what spec says for key, unless it is mounted. On an error nothing
 // is left mounted for key. The spec of one key is always the same.
 func (d *Dir) Ensure(key string, spec Spec) error {
-	if !valid(key) {
-		return fmt.Errorf("mount key %q is not valid", key)
-	}
-	if d.Mounted(key) {
-		return nil
-	}
-	if err := os.Remove(d.Path(key)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("remove what is left of a mount point: %w", err)
+	if there, err := d.begin(key); err != nil || there {
+		return err
 	}
 	if len(spec.Parts) == 1 {
 		return d.attachPart(d.Path(key), spec.Parts[0])
 	}
+	return d.overlay(key, spec, nil)
+}
+
+// begin reports whether key is mounted; if not, nothing is left at its mount
+// point.
+func (d *Dir) begin(key string) (there bool, err error) {
+	if !valid(key) {
+		return false, fmt.Errorf("mount key %q is not valid", key)
+	}
+	if d.Mounted(key) {
+		return true, nil
+	}
+	if err := os.Remove(d.Path(key)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return false, fmt.Errorf("remove what is left of a mount point: %w", err)
+	}
+	return false, nil
+}
+
+// overlay attaches an overlay for key: read-only, or over room.
+func (d *Dir) overlay(key string, spec Spec, room *scratch.Space) error {
 	lowers, err := d.openLowers(spec)
 	if err != nil {
 		return err
 	}
 	defer closeAll(lowers)
+	var upper []int
+	if room != nil {
+		if upper, err = openUpper(room, lowers[0]); err != nil {
+			return err
+		}
+		defer closeAll(upper)
+	}
 	target := d.Path(key)
 	if err := os.Mkdir(target, 0o755); err != nil {
 		return fmt.Errorf("make mount point: %w", err)
 	}
-	if err := mountOverlay(d.api, target, lowers); err != nil {
+	if err := mountOverlay(d.api, target, lowers, upper); err != nil {
 		return errors.Join(err, os.Remove(target))
 	}
 	return nil

@@ -24,8 +24,8 @@ const (
 const (
 	maxLowers    = 500  // OVL_MAX_STACK
 	maxMountData = 4095 // mount(2) silently cuts what is longer
-	mountFlags   = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV
-	mountAttrs   = unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV
+	mountFlags   = unix.MS_NOSUID | unix.MS_NODEV
+	mountAttrs   = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV
 )
 
 // overlayOptions are set on every overlay. An image's layers come from
@@ -37,21 +37,32 @@ var overlayOptions = [][2]string{
 	{"index", "off"},
 }
 
-// mountOverlay attaches a read-only overlay of lowers, topmost first, at target,
-// which is its source, too.
-func mountOverlay(api API, target string, lowers []int) error {
+// upperOptions are those of an overlay that is not read-only. It is not volatile,
+// though it does not outlive the node: only who syncs learns that the disk below
+// is full.
+func upperOptions(upper []int) [][2]string {
+	if upper == nil {
+		return nil
+	}
+	return [][2]string{{"upperdir", fdPath(upper[0])}, {"workdir", fdPath(upper[1])}}
+}
+
+// mountOverlay attaches an overlay of lowers, topmost first, at target, which is
+// its source, too. It is read-only, or upper are its directories for what is
+// written and for the kernel's work on it.
+func mountOverlay(api API, target string, lowers, upper []int) error {
 	if len(lowers) > maxLowers {
 		return fmt.Errorf("%w: %d layers, the kernel takes %d", ErrTooManyLayers, len(lowers), maxLowers)
 	}
 	switch api {
 	case Mount:
-		return mountOld(target, lowers)
+		return mountOld(target, lowers, upper)
 	case Fsconfig:
-		return mountNew(target, lowers)
+		return mountNew(target, lowers, upper)
 	case Auto:
-		err := mountNew(target, lowers)
+		err := mountNew(target, lowers, upper)
 		if errors.Is(err, errUnsupported) {
-			return mountOld(target, lowers)
+			return mountOld(target, lowers, upper)
 		}
 		return err
 	default:
@@ -77,7 +88,7 @@ func closeAll(fds []int) {
 
 func fdPath(fd int) string { return fmt.Sprintf("/proc/self/fd/%d", fd) }
 
-func mountNew(target string, lowers []int) error {
+func mountNew(target string, lowers, upper []int) error {
 	fs, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		if errors.Is(err, unix.ENOSYS) {
@@ -90,7 +101,11 @@ func mountNew(target string, lowers []int) error {
 	if err := unix.FsconfigSetString(fs, "source", target); err != nil {
 		return fmt.Errorf("set overlay source: %w%s", err, contextLog(fs))
 	}
-	for _, option := range overlayOptions {
+	attrs := mountAttrs
+	if upper == nil {
+		attrs |= unix.MOUNT_ATTR_RDONLY
+	}
+	for _, option := range append(upperOptions(upper), overlayOptions...) {
 		if err := unix.FsconfigSetString(fs, option[0], option[1]); err != nil {
 			return fmt.Errorf("set overlay option %s: %w%s", option[0], err, contextLog(fs))
 		}
@@ -106,7 +121,7 @@ func mountNew(target string, lowers []int) error {
 	if err := unix.FsconfigCreate(fs); err != nil {
 		return fmt.Errorf("create overlay: %w%s", err, contextLog(fs))
 	}
-	mnt, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, mountAttrs)
+	mnt, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, attrs)
 	if err != nil {
 		return fmt.Errorf("mount overlay: %w%s", err, contextLog(fs))
 	}
@@ -140,21 +155,25 @@ func contextLog(fs int) string {
 	}
 }
 
-func mountOld(target string, lowers []int) error {
+func mountOld(target string, lowers, upper []int) error {
 	paths := make([]string, len(lowers))
 	for i, fd := range lowers {
 		paths[i] = fdPath(fd)
 	}
 	options := []string{"lowerdir=" + strings.Join(paths, ":")}
-	for _, option := range overlayOptions {
+	for _, option := range append(upperOptions(upper), overlayOptions...) {
 		options = append(options, option[0]+"="+option[1])
+	}
+	var flags uintptr = mountFlags
+	if upper == nil {
+		flags |= unix.MS_RDONLY
 	}
 	data := strings.Join(options, ",")
 	if len(data) > maxMountData {
 		return fmt.Errorf("%w: %d layers do not fit into the options of mount(2); a kernel of 6.8 or newer takes %d",
 			ErrTooManyLayers, len(lowers), maxLowers)
 	}
-	if err := unix.Mount(target, target, "overlay", mountFlags, data); err != nil {
+	if err := unix.Mount(target, target, "overlay", flags, data); err != nil {
 		return fmt.Errorf("mount overlay at %s: %w", target, err)
 	}
 	return nil
