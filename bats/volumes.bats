@@ -47,6 +47,25 @@ released() {
 	run ! container_exec p c /models/tool
 }
 
+@test "readOnly: false takes what is written, as long as the container or the pod" {
+	pod_run p "$key/container.c" "- {image: $MODEL, mountPath: /models, readOnly: false, scratchSize: 64MiB}" \
+		"$key/container.d" "- {image: $MODEL, mountPath: /models, readOnly: false, scratch: pod}"
+	container_run p c
+	container_run p d
+	run -0 container_exec p c sh -c 'echo mine >/models/weights/model; cat /models/weights/model'
+	[ "$output" = "mine" ]
+	run -0 container_exec p d cat /models/weights/model
+	[ "$output" = "a model" ]
+	run -0 ocihold volumes
+	[[ ${lines[1]} == *" 64MiB, container" ]]
+	[[ ${lines[2]} == *" 1GiB, pod" ]]
+	run -0 ocihold df
+	[[ ${lines[-2]} =~ ^SCRATCH\ +VOLUMES\ +SIZE\ +AT\ MOST$ ]]
+	[[ ${lines[-1]} =~ ^/.*/scratch\ +2\  ]]
+	run -0 ocihold check
+	[[ $output =~ writable\ volumes\ +ok ]]
+}
+
 @test "exec: true lets programs run" {
 	pod_run p "$key" "[{\"image\": \"$MODEL\", \"mountPath\": \"/models\", \"exec\": true}]"
 	container_run p c
@@ -70,8 +89,8 @@ released() {
 	pod_run p "$key" "- {image: $MODEL, mountPath: /models}"
 	container_run p c
 	run -0 ocihold volumes
-	[[ ${lines[0]} =~ ^NAMESPACE\ +POD\ +CONTAINER\ +PATH\ +IMAGE\ +IMAGE\ ID\ +DIGEST$ ]]
-	[[ ${lines[1]} =~ ^default\ +p\ +c\ +/models\ +$MODEL\ +[0-9a-f]{12}\ +sha256:[0-9a-f]{64}$ ]]
+	[[ ${lines[0]} =~ ^NAMESPACE\ +POD\ +CONTAINER\ +PATH\ +IMAGE\ +IMAGE\ ID\ +DIGEST\ +WRITABLE$ ]]
+	[[ ${lines[1]} =~ ^default\ +p\ +c\ +/models\ +$MODEL\ +[0-9a-f]{12}\ +sha256:[0-9a-f]{64}\ +-$ ]]
 	id=$(ocihold volumes -o json | jq -r '.[0].imageID')
 	run -0 crictl inspect -o go-template --template '{{index .info.runtimeSpec.annotations "ocihold.dev/volumes"}}' "$(container_id p c)"
 	[ "$(jq -r '.[0] | .mountPath + " " + .imageID' <<<"$output")" = "/models $id" ]

@@ -50,9 +50,9 @@ type Config struct {
 	// RunDir is the absolute directory for sockets, mounts and everything
 	// else that does not outlive a boot.
 	RunDir string `toml:"run_dir"`
-	// StateDir is the absolute directory for downloads under way and for the
-	// cache of where blobs were seen: what may be large, and may be lost. It
-	// should be on a disk, and has no other user.
+	// StateDir is the absolute directory for downloads under way, what containers
+	// write into volumes, and the cache of where blobs were seen: what may be
+	// large, and may be lost. It should be on a disk, and has no other user.
 	StateDir string `toml:"state_dir"`
 	// LogLevel is the least severe level that is logged, by logrus' names.
 	LogLevel string `toml:"log_level"`
@@ -179,6 +179,10 @@ func Default() Config {
 // MountsDir is the directory below which the shared mounts of volumes are
 // attached.
 func (c Config) MountsDir() string { return c.RunDir + "/mounts" }
+
+// ScratchDir is the directory on whose disk there is room for what containers
+// write into volumes.
+func (c Config) ScratchDir() string { return c.StateDir + "/scratch" }
 
 // ImageSocket is the socket of the CRI ImageService.
 func (c Config) ImageSocket() string { return cmp.Or(c.ImageService.Socket, c.RunDir+"/image.sock") }

@@ -1,5 +1,5 @@
-// Package imagevolume gives containers OCI images as read-only directories,
-// asked for by pod annotations (see package request for their form).
+// Package imagevolume gives containers OCI images as directories, asked for by pod
+// annotations (see package request for their form).
 //
 // A Manager is told what happens to pods and containers, and answers which
 // mounts a new container gets. Its rules:
@@ -12,6 +12,8 @@
 //   - An image is leased before it is mounted, and stays leased and mounted
 //     while a sandbox asks for it or any process on the node has it in its mount
 //     table. What nobody needs is let go.
+//   - A volume is read-only, or has room for what is written, which is one
+//     container's or one pod's and goes with it. Images are never written to.
 //   - An image that is on the node already is given only to pods of a namespace
 //     for which the store knows, or now proves, that it may have it.
 //   - The image of a native volume, which the container runtime mounts itself, is

@@ -32,7 +32,7 @@ func (m *Manager) addPod(info Pod) *pod {
 // Faulty ones are told of when their container is created.
 func (m *Manager) lookAll(p *pod) {
 	for _, v := range request.All(p.Annotations) {
-		if supported(v) == nil && p.looks[wantOf(v)] == nil {
+		if p.looks[wantOf(v)] == nil {
 			m.look(p, v)
 		}
 	}
@@ -48,9 +48,6 @@ func (m *Manager) CreateContainer(info Pod, c Container) ([]Given, error) {
 		return nil, err
 	}
 	for _, v := range volumes {
-		if err := supported(v); err != nil {
-			return nil, err
-		}
 		for destination := range c.Mounts {
 			if path.Clean(destination) == v.MountPath {
 				return nil, fmt.Errorf("image volume %s of container %s of pod %s/%s: something else is mounted there already; "+
@@ -69,6 +66,8 @@ func (m *Manager) CreateContainer(info Pod, c Container) ([]Given, error) {
 		switch {
 		case l == nil:
 			l = m.look(p, v)
+		case l.spent:
+			m.refill(l)
 		case l.ready() && !m.mounts.Mounted(l.key()):
 			m.log.WithField("image", l.refs()).Warn("mount of an image volume is gone; it is made again")
 			m.again(l)
@@ -88,6 +87,13 @@ func (m *Manager) CreateContainer(info Pod, c Container) ([]Given, error) {
 		return nil, missing
 	}
 	p.given[c.Name] = g
+	for _, v := range volumes {
+		l := p.looks[wantOf(v)]
+		l.handOut()
+		if l.spent && !v.OfOne() {
+			m.refill(l)
+		}
+	}
 	if len(g.natives) > 0 {
 		wake(m.settles) // to lease their images
 	}
@@ -124,8 +130,8 @@ func (m *Manager) EndContainer(podID, containerID string) {
 	}
 }
 
-// end forgets what the container of that name was given, if anything, and looks
-// again at what it had with pull policy Always.
+// end forgets what the container of that name was given, if anything, looks again
+// at what it had with pull policy Always, and has room made for the next.
 func (m *Manager) end(p *pod, name string) {
 	g, ok := p.given[name]
 	if !ok {
@@ -135,7 +141,11 @@ func (m *Manager) end(p *pod, name string) {
 	wake(m.settles)
 	for _, v := range g.volumes {
 		always := slices.ContainsFunc(v.Sources, func(s request.Source) bool { return s.PullPolicy == request.Always })
-		if l := p.looks[wantOf(v.Volume)]; l != nil && always {
+		switch l := p.looks[wantOf(v.Volume)]; {
+		case l == nil:
+		case l.spent:
+			m.refill(l)
+		case always:
 			m.again(l)
 		}
 	}
@@ -216,12 +226,15 @@ func (m *Manager) adopt(p *pod, c Container) {
 		for _, id := range identify(key, v.Sources, nil) {
 			from = append(from, Image{Root: parseKey(key).root, ID: id})
 		}
-		if w := wantOf(v); p.looks[w] == nil {
-			l := &look{
-				sources: v.Sources, root: m.stores.Root(p.Handler), namespace: p.Namespace,
-				mounts: []string{key}, images: from, adopt: key,
+		if p.looks[wantOf(v)] == nil {
+			l := m.newLook(p, v)
+			l.images, l.adopt = from, key
+			switch {
+			case v.Scratch != request.ScratchContainer:
+				l.mounts = []string{key}
+			case !v.OfOne():
+				l.room = newRoom()
 			}
-			p.looks[w] = l
 			m.again(l)
 		}
 		g.volumes = append(g.volumes, Given{Volume: v, From: from, Mount: planMount(v, source), key: key})

@@ -14,6 +14,7 @@ import (
 
 	"github.com/ocihold/ocihold/imagevolume"
 	"github.com/ocihold/ocihold/imagevolume/hostmount"
+	"github.com/ocihold/ocihold/imagevolume/request"
 )
 
 // fakeStore is a store and a registry in memory.
@@ -231,6 +232,9 @@ type fakeMounts struct {
 	used    map[string]bool
 	lowers  map[string]bool
 	err     error // of InUse
+	noRoom  error // of EnsureWritable
+	// onEnsure is called before a mount is made that is not writable, unlocked.
+	onEnsure func()
 }
 
 var _ imagevolume.Mounts = (*fakeMounts)(nil)
@@ -247,6 +251,12 @@ func (m *fakeMounts) Key(path string) string {
 
 func (m *fakeMounts) Ensure(key string, spec hostmount.Spec) error {
 	m.mu.Lock()
+	hook := m.onEnsure
+	m.mu.Unlock()
+	if hook != nil {
+		hook()
+	}
+	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(spec.Layers)+len(spec.Parts) == 0 {
 		return errors.New("no layers")
@@ -260,6 +270,22 @@ func (m *fakeMounts) Ensure(key string, spec hostmount.Spec) error {
 		}
 	}
 	m.mounted[key] = true
+	return nil
+}
+
+func (m *fakeMounts) EnsureWritable(_ context.Context, key string, parts []hostmount.Part, size int64) error {
+	m.mu.Lock()
+	noRoom, mounted := m.noRoom, m.mounted[parts[0].Key]
+	m.mu.Unlock()
+	switch {
+	case !mounted:
+		return errors.New("the part is not mounted")
+	case size != request.DefaultScratchSize:
+		return fmt.Errorf("size %d", size)
+	case noRoom != nil:
+		return noRoom
+	}
+	m.set(func() { m.mounted[key] = true })
 	return nil
 }
 

@@ -82,6 +82,9 @@ type Mounts interface {
 	Key(path string) string
 	// Ensure mounts what spec says for key, once.
 	Ensure(key string, spec hostmount.Spec) error
+	// EnsureWritable mounts parts for key, once, with room for size bytes over
+	// them, which goes with the mount.
+	EnsureWritable(ctx context.Context, key string, parts []hostmount.Part, size int64) error
 	// Mounted is fast: memory or a system call.
 	Mounted(key string) bool
 	// Release detaches the mount of key; it is idempotent.

@@ -12,6 +12,8 @@ import (
 //	[ROOT.]ID                  all of the image ID, in the host's own ID mapping
 //	[ROOT.]SHORT+SHORT...~HASH else, with the first digits of each image's ID, and
 //	                           those of a hash over the whole description
+//	...~HASH-ROOM              a writable one, with the name of the room for what
+//	                           is written
 //
 // Several images that have the first digits in common are all held by such a key.
 
@@ -22,7 +24,7 @@ const (
 	shortID = 16
 )
 
-var keyText = regexp.MustCompile(`^(?:(.+)\.)?(?:([0-9a-f]{64})|([0-9a-f]{16}(?:\+[0-9a-f]{16})*)~[0-9a-f]{16})$`)
+var keyText = regexp.MustCompile(`^(?:(.+)\.)?(?:([0-9a-f]{64})|([0-9a-f]{16}(?:\+[0-9a-f]{16})*)~[0-9a-f]{16}(?:-([0-9a-f]{16}))?)$`)
 
 // wholeKey is the key of an image's whole content.
 func wholeKey(img Image) string { return inRoot(img.Root, img.ID) }
@@ -38,6 +40,7 @@ func inRoot(root, name string) string {
 type keyed struct {
 	root string
 	ids  []string // image IDs, or the first digits of them
+	room string   // "" where it is read-only
 	// unknown says that it is not a key of this version's. It may be of any image.
 	unknown bool
 }
@@ -50,7 +53,7 @@ func parseKey(key string) keyed {
 	case match[2] != "":
 		return keyed{root: match[1], ids: match[2:3]}
 	default:
-		return keyed{root: match[1], ids: strings.Split(match[3], "+")}
+		return keyed{root: match[1], ids: strings.Split(match[3], "+"), room: match[4]}
 	}
 }
 

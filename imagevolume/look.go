@@ -16,10 +16,16 @@ import (
 	"github.com/ocihold/ocihold/imagevolume/request"
 )
 
-// want is what a pod asks to be looked for: the text of sources.
+// want is what a pod asks to be looked for: the text of sources, and of what else
+// makes a writable volume another than those of the same sources.
 type want string
 
-func wantOf(v request.Volume) want { return want(fmt.Sprintf("%q", v.Sources)) }
+func wantOf(v request.Volume) want {
+	if v.Scratch != "" {
+		return want(fmt.Sprintf("%q %q %q", v.Sources, v.Key, v.MountPath))
+	}
+	return want(fmt.Sprintf("%q", v.Sources))
+}
 
 // look is one search for the images of a want: resolve, pull if need be, lease
 // each, and mount them together. It can be made again, in rounds; what the last
@@ -28,7 +34,11 @@ type look struct {
 	sources   []request.Source
 	root      string // whose the images are
 	namespace string // of the pod
+	scratch   request.Scratch
+	size      int64 // of the room for what is written
 
+	room    string // for what is written, of this round or the last; "" for none
+	spent   bool   // a container has the room that was made
 	running bool
 	unsure  bool   // it is not known yet which images the store has
 	gone    bool   // its pod is
@@ -81,10 +91,25 @@ func (l *look) abandon() {
 	}
 }
 
+// newLook adds a look for what a volume wants.
+func (m *Manager) newLook(p *pod, v request.Volume) *look {
+	l := &look{
+		sources: v.Sources, root: m.stores.Root(p.Handler), namespace: p.Namespace, scratch: v.Scratch, size: v.ScratchSize,
+	}
+	if v.Scratch == request.ScratchPod {
+		l.room = podRoom(p.ID, v)
+	}
+	p.looks[wantOf(v)] = l
+	return l
+}
+
 // look begins to look for what a volume wants.
 func (m *Manager) look(p *pod, v request.Volume) *look {
-	l := &look{sources: v.Sources, root: m.stores.Root(p.Handler), namespace: p.Namespace, unsure: true}
-	p.looks[wantOf(v)] = l
+	l := m.newLook(p, v)
+	l.unsure = true
+	if v.Scratch == request.ScratchContainer {
+		l.room = newRoom()
+	}
 	m.again(l)
 	return l
 }
@@ -140,6 +165,7 @@ func (m *Manager) run(ctx context.Context, l *look) {
 	l.err = err
 	if err == nil {
 		l.images, l.mounts = images, mounts
+		l.spent = l.size > 0 && parseKey(l.key()).room == ""
 	}
 	if changed || l.gone || err != nil {
 		wake(m.settles)
@@ -161,6 +187,13 @@ func (m *Manager) find(ctx context.Context, l *look) ([]Image, []string, error) 
 	store, err := m.stores.Store(l.root)
 	if err != nil {
 		return nil, nil, fmt.Errorf("pull %s: %w", l.sources[0].Image, err)
+	}
+	if key, err := m.roomOf(l); err != nil {
+		return nil, nil, err
+	} else if key != "" {
+		m.mu.Lock()
+		l.adopt = key
+		m.mu.Unlock()
 	}
 	images, err := m.takeOver(ctx, l, store)
 	if errors.Is(err, ErrNotPresent) {
@@ -305,7 +338,13 @@ func (m *Manager) mount(ctx context.Context, l *look, store Store, images []Imag
 	for i, img := range images {
 		ids[i] = img.ID
 	}
-	steps, err := contentOf(l.root, l.sources, ids).plan()
+	c := contentOf(l.root, l.sources, ids)
+	m.mu.Lock()
+	if l.room != "" {
+		c.room, c.size = l.room, l.size
+	}
+	m.mu.Unlock()
+	steps, err := c.plan()
 	if err != nil {
 		return nil, mountFailure{err}
 	}
@@ -317,8 +356,6 @@ func (m *Manager) mount(ctx context.Context, l *look, store Store, images []Imag
 	l.candidates = append(l.candidates, mounts...)
 	m.mu.Unlock()
 
-	m.doing.Lock()
-	defer m.doing.Unlock()
 	for _, s := range steps {
 		err := m.take(ctx, store, s)
 		if part, ok := errors.AsType[*hostmount.PartError](err); ok {
@@ -344,6 +381,13 @@ func (l *look) refOf(key string, images []Image) string {
 
 // take makes the mount of a step, unless it is there.
 func (m *Manager) take(ctx context.Context, store Store, s step) error {
+	if s.size > 0 {
+		// Room takes its time, and this look alone makes it. No settling that does
+		// not know of it goes on any more: the step before has waited for such.
+		return m.mounts.EnsureWritable(ctx, s.key, s.parts, s.size)
+	}
+	m.doing.Lock()
+	defer m.doing.Unlock()
 	if m.mounts.Mounted(s.key) {
 		return nil
 	}

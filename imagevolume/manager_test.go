@@ -27,6 +27,7 @@ type world struct {
 	stores *fakeStores
 	store  *fakeStore // CRI-O's
 	mounts *fakeMounts
+	stop   func()
 }
 
 func (w *world) wait() { synctest.Wait() }
@@ -40,16 +41,25 @@ func inWorld(t *testing.T, f func(t *testing.T, w *world)) {
 			mounts: &fakeMounts{mounted: map[string]bool{}, used: map[string]bool{}},
 		}
 		w.store = w.stores.crio
-		log := logrus.New()
-		log.SetOutput(io.Discard)
-		w.Manager = imagevolume.New(w.stores, w.mounts, log)
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error)
-		go func() { ended <- w.Run(ctx) }()
+		w.start(t)
 		f(t, w)
+		w.stop()
+	})
+}
+
+// start begins with a new Manager.
+func (w *world) start(t *testing.T) {
+	t.Helper()
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	w.Manager = imagevolume.New(w.stores, w.mounts, log)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- w.Run(ctx) }()
+	w.stop = func() {
 		cancel()
 		require.NoError(t, <-ended)
-	})
+	}
 }
 
 func pod(name, annotation string) imagevolume.Pod {

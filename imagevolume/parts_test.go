@@ -173,17 +173,6 @@ func TestWhatAnImageDoesNotHave(t *testing.T) {
 	}
 }
 
-func TestWritableIsRefused(t *testing.T) {
-	inWorld(t, synchronized(func(t *testing.T, w *world) {
-		p := pod("p", `[{"image": "reg/a:1", "mountPath": "/a", "readOnly": false}]`)
-		w.RunPod(p)
-		_, err := w.CreateContainer(p, container("c"))
-		require.EqualError(t, err, "image volume /a: readOnly: false is not supported yet; remove it")
-		w.wait()
-		assert.Empty(t, w.store.calls())
-	}))
-}
-
 func TestMountOfAnotherVersionHoldsAll(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		w.store.set(func() { w.store.leased = map[string]bool{id("a"): true} })

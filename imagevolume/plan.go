@@ -26,6 +26,10 @@ type Mount struct {
 type content struct {
 	root  string
 	Parts []part `json:"parts"`
+	// room names the room for what is written; "" where it is read-only. size is
+	// how much that is, in bytes.
+	room string
+	size int64
 }
 
 // part is what an image has: all of it, or some of its layers, or what is at a
@@ -61,7 +65,9 @@ func identify(key string, sources []request.Source, known []string) []string {
 	var fits func(i int) bool
 	fits = func(i int) bool {
 		if i == len(ids) {
-			return contentOf(k.root, sources, ids).key() == key
+			c := contentOf(k.root, sources, ids)
+			c.room = k.room
+			return c.key() == key
 		}
 		for _, ids[i] = range known {
 			if strings.HasPrefix(ids[i], k.ids[i]) && fits(i+1) {
@@ -79,13 +85,12 @@ func identify(key string, sources []request.Source, known []string) []string {
 // base is the content that has a part at its path.
 func (c content) base(p part) content {
 	p.SubPath = ""
-	c.Parts = []part{p}
-	return c
+	return content{root: c.root, Parts: []part{p}}
 }
 
 // key names the content.
 func (c content) key() string {
-	if p := c.Parts[0]; len(c.Parts) == 1 && p.MediaTypes == nil && p.SubPath == "" {
+	if p := c.Parts[0]; len(c.Parts) == 1 && p.MediaTypes == nil && p.SubPath == "" && c.room == "" {
 		return wholeKey(Image{Root: c.root, ID: p.ImageID})
 	}
 	description, err := json.Marshal(c)
@@ -97,7 +102,11 @@ func (c content) key() string {
 	for i, p := range c.Parts {
 		names[i] = p.ImageID[:shortID]
 	}
-	return inRoot(c.root, strings.Join(names, "+")+"~"+hex.EncodeToString(hash[:])[:shortID])
+	key := inRoot(c.root, strings.Join(names, "+")+"~"+hex.EncodeToString(hash[:])[:shortID])
+	if c.room != "" {
+		key += "-" + c.room
+	}
+	return key
 }
 
 // step is one mount on the host on the way to a content: of layers of an image,
@@ -106,11 +115,12 @@ type step struct {
 	key    string
 	layers part
 	parts  []hostmount.Part
+	size   int64 // of the room for what is written; 0 where it is read-only
 }
 
 // plan says which mounts make the content; that of the last step is it.
 func (c content) plan() ([]step, error) {
-	last := step{key: c.key()}
+	last := step{key: c.key(), size: c.size}
 	if len(last.key) > hostmount.MaxKey {
 		return nil, fmt.Errorf("the name of handler %s and those of %d images are too long for the name of a mount; use fewer images", c.root, len(c.Parts))
 	}
@@ -132,19 +142,14 @@ func (c content) plan() ([]step, error) {
 	return append(steps, last), nil
 }
 
-// supported returns an error for a volume that this version cannot make.
-func supported(v request.Volume) error {
-	if v.Scratch != "" {
-		return fmt.Errorf("image volume %s: readOnly: false is not supported yet; remove it", v.MountPath)
-	}
-	return nil
-}
-
 // planMount says how a container gets the volume whose content is mounted on
 // the host at source. Every flag is named: an OCI runtime resets on a bind what
 // is not, whatever the mount at source has.
 func planMount(v request.Volume, source string) Mount {
 	options := []string{"bind", "rprivate", "ro", "nosuid", "nodev"}
+	if v.Scratch != "" {
+		options[2] = "rw"
+	}
 	if !v.Exec {
 		options = append(options, "noexec")
 	}

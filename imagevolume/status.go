@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/ocihold/ocihold/imagevolume/request"
 )
 
 // Status is a volume as somebody who looks on sees it.
@@ -19,6 +21,10 @@ type Status struct {
 	// Images are those of a volume of several; then VolumeImage is empty.
 	Images   []VolumeImage `json:"images,omitempty"`
 	HostPath string        `json:"hostPath"`
+	// Scratch says how long what is written stays, ScratchSize how much that can
+	// be, in bytes; both are empty for a volume that is read-only.
+	Scratch     request.Scratch `json:"scratch,omitempty"`
+	ScratchSize int64           `json:"scratchSize,omitempty"`
 	// Native says that the container runtime mounted it itself. The Manager
 	// knows of its image no more than the ID, which is Image then, too.
 	Native bool `json:"native,omitempty"`
@@ -51,6 +57,15 @@ func (g Given) Shown() (VolumeImage, []VolumeImage) {
 	return VolumeImage{}, images
 }
 
+// fits reports whether the key is of the images that the look has.
+func (l *look) fits(key string) bool {
+	ids := make([]string, len(l.images))
+	for i, img := range l.images {
+		ids[i] = img.ID
+	}
+	return slices.Equal(identify(key, l.sources, ids), ids) && len(ids) > 0
+}
+
 // Volumes lists the volumes given to containers, in the order of their names.
 func (m *Manager) Volumes() []Status {
 	m.mu.Lock()
@@ -59,13 +74,14 @@ func (m *Manager) Volumes() []Status {
 	for _, p := range m.pods {
 		for name, g := range p.given {
 			for _, v := range g.volumes {
-				if l := p.looks[wantOf(v.Volume)]; l != nil && slices.Contains(l.mounts, v.key) {
+				if l := p.looks[wantOf(v.Volume)]; l != nil && l.fits(v.key) {
 					v.From = l.images // knows those of one taken over, too
 				}
 				one, several := v.Shown()
 				all = append(all, Status{
 					Namespace: p.Namespace, Pod: p.Name, Container: name, MountPath: v.MountPath,
 					VolumeImage: one, Images: several, HostPath: v.Mount.Source, Handler: parseKey(v.key).root,
+					Scratch: v.Scratch, ScratchSize: v.ScratchSize,
 				})
 			}
 			for _, v := range g.natives {

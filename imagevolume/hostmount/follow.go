@@ -19,8 +19,9 @@ import (
 // the runtime's restart. Until Follow was called it is nowhere: nothing is mounted,
 // and nothing can be.
 type Follower struct {
-	path string
-	api  API
+	path    string
+	api     API
+	scratch string
 
 	following sync.Mutex
 	at        atomic.Pointer[place] // nil for nowhere
@@ -33,9 +34,10 @@ type place struct {
 	id        string
 }
 
-// NewFollower returns a Follower of the directory at path.
-func NewFollower(path string, api API) *Follower {
-	return &Follower{path: filepath.Clean(path), api: api}
+// NewFollower returns a Follower of the directory at path. What is written to its
+// writable mounts is on the disk of the directory scratch.
+func NewFollower(path string, api API, scratch string) *Follower {
+	return &Follower{path: filepath.Clean(path), api: api, scratch: scratch}
 }
 
 // Follow goes to the mount namespace of a process, and makes the directory there
@@ -71,7 +73,13 @@ func (f *Follower) Follow(pid int) error {
 			return fmt.Errorf("leave a mount namespace: %w", err)
 		}
 	}
-	if err := next.do(func() (err error) { next.dir, err = Open(f.path, f.api); return err }); err != nil {
+	err = next.do(func() (err error) {
+		if next.dir, err = Open(f.path, f.api); err != nil {
+			return err
+		}
+		return next.dir.OpenScratch(f.scratch)
+	})
+	if err != nil {
 		return err
 	}
 	f.at.Store(next)
@@ -121,13 +129,25 @@ func (f *Follower) Path(key string) string { return filepath.Join(f.path, key) }
 // Key is that of Dir.
 func (f *Follower) Key(path string) string { return keyIn(f.path, path) }
 
+// errNowhere is returned before Follow was called.
+var errNowhere = errors.New("the container runtime was not there yet")
+
 // Ensure is that of Dir.
 func (f *Follower) Ensure(key string, spec Spec) error {
 	at := f.at.Load()
 	if at == nil {
-		return errors.New("the container runtime was not there yet")
+		return errNowhere
 	}
 	return at.do(func() error { return at.dir.Ensure(key, spec) })
+}
+
+// EnsureWritable is that of Dir.
+func (f *Follower) EnsureWritable(ctx context.Context, key string, parts []Part, size int64) error {
+	at := f.at.Load()
+	if at == nil {
+		return errNowhere
+	}
+	return at.do(func() error { return at.dir.EnsureWritable(ctx, key, parts, size) })
 }
 
 // Mounted is that of Dir.

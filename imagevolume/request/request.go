@@ -37,6 +37,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 )
 
 // Domain is the annotation domain; it is also the bare key for every container
@@ -71,6 +72,9 @@ type Volume struct {
 	// Key is the annotation key that it was read from.
 	Key string
 }
+
+// OfOne reports whether the volume is for one container alone, by its key.
+func (v Volume) OfOne() bool { return strings.HasPrefix(v.Key, containerKey(Domain)) }
 
 // Source is an image, or a part of one, in a volume.
 type Source struct {

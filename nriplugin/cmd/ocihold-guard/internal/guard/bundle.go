@@ -128,7 +128,7 @@ func (b *bundle) injected(v request.Volume, dir string) (string, error) {
 		at := path.Clean("/" + m.Destination)
 		switch source := filepath.Clean(m.Source); {
 		case at == v.MountPath && m.Source == source && filepath.Dir(source) == dir:
-			found = checkBind(m, v.Exec)
+			found = checkBind(m, v)
 			mount = source
 		case covers(at, v.MountPath) && mount != "":
 			found = fmt.Errorf("covered by the mount of %q at %q: choose another mountPath", m.Source, at)
@@ -142,18 +142,23 @@ func covers(at, p string) bool {
 	return at == "/" || at == p || strings.HasPrefix(p, at+"/")
 }
 
-func checkBind(m specs.Mount, exec bool) error {
+func checkBind(m specs.Mount, v request.Volume) error {
 	if m.Type != "bind" {
 		return fmt.Errorf("injected with type %q, not bind: %s", m.Type, restart)
 	}
-	for _, option := range required(exec) {
+	for _, option := range required(v) {
 		if !slices.Contains(m.Options, option) {
 			return fmt.Errorf("injected without %s: %s", option, restart)
 		}
 	}
 	// With r before it, an option is for this mount and those below.
-	undoing := []string{"rw", "rrw", "suid", "rsuid", "dev", "rdev"}
-	if !exec {
+	undoing := []string{"suid", "rsuid", "dev", "rdev"}
+	if v.Scratch == "" {
+		undoing = append(undoing, "rw", "rrw")
+	} else {
+		undoing = append(undoing, "ro", "rro")
+	}
+	if !v.Exec {
 		undoing = append(undoing, "exec", "rexec")
 	}
 	for _, option := range m.Options {
@@ -165,11 +170,15 @@ func checkBind(m specs.Mount, exec bool) error {
 }
 
 // required lists the options that a volume's mount has.
-func required(exec bool) []string {
-	if exec {
-		return []string{"ro", "nosuid", "nodev"}
+func required(v request.Volume) []string {
+	options := []string{"ro", "nosuid", "nodev"}
+	if v.Scratch != "" {
+		options[0] = "rw"
 	}
-	return []string{"ro", "nosuid", "nodev", "noexec"}
+	if !v.Exec {
+		options = append(options, "noexec")
+	}
+	return options
 }
 
 func (b *bundle) refuse(v request.Volume, fault error) error {

@@ -9,8 +9,9 @@
 // of the container process do not say otherwise:
 //
 //   - The last mount of the bundle at or over the volume's path is a bind mount
-//     of what is directly in the daemon's mount directory, DIR/KEY, with ro,
-//     nosuid and nodev, and with noexec unless the volume asks for exec.
+//     of what is directly in the daemon's mount directory, DIR/KEY, with ro, or
+//     rw where the volume asks for it, nosuid and nodev, and with noexec unless it
+//     asks for exec.
 //   - If the process of the hook's state already has mounts in the root file
 //     system of the container, as with runc and crun, the path resolved in it
 //     leads to an overlay with the same options, and to the very directory or

@@ -69,6 +69,16 @@ func without(options []string, option string) []string {
 	return slices.DeleteFunc(options, func(o string) bool { return o == option })
 }
 
+// writable makes the volume at /opt/tools a writable one, with these options of
+// its mount first.
+func writable(options ...string) func(*config) {
+	return func(c *config) {
+		c.Annotations[serverKey] = strings.Replace(c.Annotations[serverKey], "mountPath: /opt/tools", "readOnly: false\n  mountPath: /opt/tools", 1)
+		m := c.mount("/opt/tools")
+		m.Options = append(options, without(m.Options, "ro")...)
+	}
+}
+
 func TestBundle(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -107,6 +117,9 @@ func TestBundle(t *testing.T) {
 			}
 			c.remove("/models")
 		}, models + errNotInjected.Error()},
+		{"writable", writable("rw"), ""},
+		{"writable and read-only", writable("ro"), tools + "injected without rw: " + restart},
+		{"writable and undone", writable("rw", "rro"), tools + "injected with rro: " + restart},
 
 		{"nothing injected", func(c *config) { c.remove("/models"); c.remove("/opt/tools") }, models + errNotInjected.Error()},
 		{"forged report", func(c *config) {

@@ -155,7 +155,7 @@ func (m mount) check(v volume, same bool) error {
 	if m.fstype != "overlay" || !same {
 		return fmt.Errorf("not mounted: %q of type %q is there, not %q: %s", m.source, m.fstype, v.source, restart)
 	}
-	for _, option := range required(v.Exec) {
+	for _, option := range required(v.Volume) {
 		if !slices.Contains(m.options, option) {
 			return fmt.Errorf("mounted without %s: it needs a runtime that keeps the options of bind mounts", option)
 		}

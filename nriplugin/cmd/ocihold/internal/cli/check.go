@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ocihold/ocihold/conf"
+	"github.com/ocihold/ocihold/imagevolume/scratch"
 	"github.com/ocihold/ocihold/nriplugin/cmd/ocihold/internal/control"
 	"github.com/ocihold/ocihold/nriplugin/cmd/ocihold/internal/crio"
 	"github.com/ocihold/ocihold/storage"
@@ -107,6 +108,7 @@ func (c *checker) run(ctx context.Context) {
 	c.checkLive(ctx)
 	c.checkRoots(ctx)
 	c.check("hook", checkHook(c.config, c.inForce), "")
+	c.checkWritable()
 	c.checkDaemon(ctx)
 	c.checkImageService(ctx)
 	c.checkKubelet()
@@ -286,6 +288,15 @@ func sameForProcess(pid int, dir string) error {
 		return fmt.Errorf("CRI-O (process %d) sees another directory at %s", pid, dir)
 	}
 	return nil
+}
+
+// checkWritable warns where only volumes that are read-only can be had.
+func (c *checker) checkWritable() {
+	if err := scratch.Supported(); err != nil {
+		c.add("writable volumes", checkWarning, err.Error(), "as it says, unless no pod has volumes with readOnly: false")
+		return
+	}
+	c.add("writable volumes", checkOK, "", "")
 }
 
 func (c *checker) checkDaemon(ctx context.Context) {

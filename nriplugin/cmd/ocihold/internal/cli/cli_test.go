@@ -191,7 +191,7 @@ func TestInstall(t *testing.T) {
 	}
 	assert.Equal(t, map[string]string{
 		"handlers": "ok", "drop-in": "ok", "misplaced files": "ok", "CRI-O": "failed", "root of vm": "ok", "hook": "ok",
-		"daemon": "failed", "image service": "failed", "kubelet": "warning", "images": "ok",
+		"writable volumes": "ok", "daemon": "failed", "image service": "failed", "kubelet": "warning", "images": "ok",
 	}, results)
 
 	// Nothing needs the root, so it can be taken out, and its disk may be gone.

@@ -22,6 +22,7 @@ func (a *app) diskUseCommand() *cobra.Command {
 			"SIZE counts each layer once, SHARED those that several images of the root have. RECLAIMABLE is what goes when every image\n" +
 			"goes that is not in use. LEASED counts the images held for volumes, LEANING those of CRI-O's root that need layers of this\n" +
 			"root, IN TWO ROOTS those that are in CRI-O's root and a handler's: CRI-O runs its own copy. --tree names the images.\n" +
+			"SCRATCH is the directory on whose disk writable volumes have what is written, and AT MOST what they could grow to.\n" +
 			"Works without the daemon, too.",
 		Args: cobra.NoArgs,
 	}
@@ -49,7 +50,7 @@ func (a *app) diskUseCommand() *cobra.Command {
 			if *tree {
 				return writeDiskTree(a.out, use)
 			}
-			return writeTable(a.out, diskRows(use))
+			return errors.Join(writeTable(a.out, diskRows(use)), writeScratch(a.out, use.Scratch))
 		})
 	}
 	return cmd
@@ -77,6 +78,18 @@ func diskRows(use control.DiskUse) [][]string {
 		})
 	}
 	return rows
+}
+
+// writeScratch writes what writable volumes take, if there are any.
+func writeScratch(w io.Writer, use control.Scratch) error {
+	if use.Volumes == 0 {
+		return nil
+	}
+	fmt.Fprintln(w)
+	return writeTable(w, [][]string{
+		{"SCRATCH", "VOLUMES", "SIZE", "AT MOST"},
+		{use.Directory, fmt.Sprint(use.Volumes), size(use.Bytes), size(use.PromisedBytes)},
+	})
 }
 
 func size(bytes uint64) string { return units.HumanSize(float64(bytes)) }

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/ocihold/ocihold/imagevolume/hostmount"
 	"github.com/ocihold/ocihold/nriplugin/cmd/ocihold/internal/control"
 	"github.com/ocihold/ocihold/storage"
 )
@@ -36,10 +37,15 @@ func TestDiskUseIsWrittenAs(t *testing.T) {
 		},
 		{Handler: "wasm", Root: "/roots/wasm", FileSystem: system, Bytes: 4096, Leaning: []string{"reg.example/b:1"}},
 	}}
-	var table, tree bytes.Buffer
+	var table, tree, scratch bytes.Buffer
 	require.NoError(t, writeTable(&table, diskRows(use)))
 	require.NoError(t, writeDiskTree(&tree, use))
-	for file, got := range map[string]string{"df.table": table.String(), "df.tree": tree.String()} {
+	require.NoError(t, writeScratch(&scratch, control.Scratch{Directory: "/var/lib/ocihold/scratch"}))
+	assert.Empty(t, scratch.String())
+	require.NoError(t, writeScratch(&scratch, control.Scratch{
+		Directory: "/var/lib/ocihold/scratch", Scratch: hostmount.Scratch{Volumes: 3, Bytes: 2.5e9, PromisedBytes: 12e9},
+	}))
+	for file, got := range map[string]string{"df.table": table.String(), "df.tree": tree.String(), "df.scratch": scratch.String()} {
 		want, err := os.ReadFile(filepath.Join("testdata", file))
 		require.NoError(t, err)
 		assert.Equal(t, string(want), got)

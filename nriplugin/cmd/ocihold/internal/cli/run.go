@@ -102,7 +102,7 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, reread func()
 	if crio.InternalRepair {
 		log.Warn("CRI-O's internal_repair is on and may delete what keeps an image in use: install what 'ocihold config crio' prints")
 	}
-	mounts := hostmount.NewFollower(config.MountsDir(), hostmount.API(config.Volumes.MountAPI))
+	mounts := hostmount.NewFollower(config.MountsDir(), hostmount.API(config.Volumes.MountAPI), config.ScratchDir())
 	defer func() { err = errors.Join(err, mounts.Close()) }()
 	var manager *imagevolume.Manager
 	store, err := openStore(config, crio, func(ctx context.Context) (func(string) []string, error) { return manager.Users(ctx) }, log)

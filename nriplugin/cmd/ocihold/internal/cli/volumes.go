@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
 	"github.com/ocihold/ocihold/imagevolume"
@@ -26,17 +27,27 @@ func (a *app) volumesCommand() *cobra.Command {
 		if *output == "json" {
 			return writeJSON(a.out, volumes)
 		}
-		rows := [][]string{{"NAMESPACE", "POD", "CONTAINER", "PATH", "IMAGE", "IMAGE ID", "DIGEST"}}
+		rows := [][]string{{"NAMESPACE", "POD", "CONTAINER", "PATH", "IMAGE", "IMAGE ID", "DIGEST", "WRITABLE"}}
 		for _, v := range volumes {
 			images := v.Images
 			if len(images) == 0 {
 				images = []imagevolume.VolumeImage{v.VolumeImage}
 			}
 			for _, image := range images {
-				rows = append(rows, []string{v.Namespace, v.Pod, v.Container, v.MountPath, image.Image, short(image.ImageID), image.Digest})
+				rows = append(rows, []string{
+					v.Namespace, v.Pod, v.Container, v.MountPath, image.Image, short(image.ImageID), image.Digest, writable(v),
+				})
 			}
 		}
 		return writeTable(a.out, rows)
 	}
 	return cmd
+}
+
+// writable says how much can be written, and how long it stays.
+func writable(v imagevolume.Status) string {
+	if v.Scratch == "" {
+		return "-"
+	}
+	return units.BytesSize(float64(v.ScratchSize)) + ", " + string(v.Scratch)
 }

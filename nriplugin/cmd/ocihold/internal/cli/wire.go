@@ -14,6 +14,7 @@ import (
 
 	"github.com/ocihold/ocihold/conf"
 	"github.com/ocihold/ocihold/imagevolume"
+	"github.com/ocihold/ocihold/imagevolume/hostmount"
 	"github.com/ocihold/ocihold/nriplugin/cmd/ocihold/internal/control"
 	crioclient "github.com/ocihold/ocihold/nriplugin/cmd/ocihold/internal/crio"
 	"github.com/ocihold/ocihold/storage"
@@ -296,7 +297,8 @@ type imageStore interface {
 type localStore struct {
 	*collector
 
-	conn *grpc.ClientConn
+	config conf.Config
+	conn   *grpc.ClientConn
 }
 
 func openStore(config conf.Config, crio *conf.CRIO, volumes volumeUsers, log logrus.FieldLogger) (_ localStore, err error) {
@@ -312,7 +314,7 @@ func openStore(config conf.Config, crio *conf.CRIO, volumes volumeUsers, log log
 	if err != nil {
 		return localStore{}, errors.Join(err, roots.Close(), conn.Close())
 	}
-	return localStore{newCollector(config, crio, roots, service, log), conn}, nil
+	return localStore{newCollector(config, crio, roots, service, log), config, conn}, nil
 }
 
 func (s localStore) Close() error { return errors.Join(s.roots.Close(), s.conn.Close()) }
@@ -335,7 +337,11 @@ func (s localStore) DiskUse(ctx context.Context) (control.DiskUse, error) {
 	if len(roots) == 0 {
 		return control.DiskUse{}, errors.Join(errs...)
 	}
-	result := control.DiskUse{Roots: roots}
+	scratch, err := hostmount.ScratchIn(s.config.MountsDir())
+	if err != nil {
+		errs = append(errs, err)
+	}
+	result := control.DiskUse{Roots: roots, Scratch: control.Scratch{Scratch: scratch, Directory: s.config.ScratchDir()}}
 	for _, err := range errs {
 		result.Faults = append(result.Faults, err.Error())
 	}

@@ -12,6 +12,7 @@ import (
 	"errors"
 
 	"github.com/ocihold/ocihold/imagevolume"
+	"github.com/ocihold/ocihold/imagevolume/hostmount"
 	"github.com/ocihold/ocihold/nriplugin/cmd/ocihold/internal/health"
 	"github.com/ocihold/ocihold/storage"
 )
@@ -34,8 +35,16 @@ type Images struct {
 
 // DiskUse is what roots have on their disks, and what could not be read of them.
 type DiskUse struct {
-	Roots  []storage.RootUsage `json:"roots"`
-	Faults []string            `json:"faults,omitempty"`
+	Roots   []storage.RootUsage `json:"roots"`
+	Scratch Scratch             `json:"scratch"`
+	Faults  []string            `json:"faults,omitempty"`
+}
+
+// Scratch is what writable volumes take of the disk of a directory.
+type Scratch struct {
+	hostmount.Scratch
+
+	Directory string `json:"directory"`
 }
 
 // Collections are what was collected in handlers' roots, and what is wrong with
