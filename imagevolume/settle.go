@@ -24,6 +24,7 @@ const (
 
 func (m *Manager) settleLoop(ctx context.Context) {
 	delay := settleSoon
+	told := "" // what the log has of the last one
 	timer := time.NewTimer(settleEvery)
 	defer timer.Stop()
 	for {
@@ -38,9 +39,13 @@ func (m *Manager) settleLoop(ctx context.Context) {
 		m.mu.Lock()
 		m.settledAt, m.settleErr = time.Now(), err
 		m.mu.Unlock()
+		text := ""
 		if err != nil && ctx.Err() == nil {
-			m.log.WithError(err).Warn("leases and mounts are not all as needed; they are looked at again")
+			if text = err.Error(); text != told {
+				m.log.WithError(err).Warn("leases and mounts are not all as needed; they are looked at again")
+			}
 		}
+		told = text
 		next := settleEvery
 		if waiting || err != nil {
 			next = min(delay, settleEvery)
