@@ -62,6 +62,8 @@ func (r *recorder) CreateContainer(p imagevolume.Pod, c imagevolume.Container) (
 	if r.held != nil {
 		<-r.held
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.pod, r.container = p, c
 	return r.given, r.err
 }
