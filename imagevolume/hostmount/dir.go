@@ -154,6 +154,9 @@ func (d *Dir) overlay(key string, spec Spec, room *scratch.Space) error {
 		return fmt.Errorf("make mount point: %w", err)
 	}
 	if err := mountOverlay(d.api, target, lowers, upper); err != nil {
+		if spec.Parts != nil && errors.Is(err, unix.ELOOP) {
+			err = ErrOverlap
+		}
 		return errors.Join(err, os.Remove(target))
 	}
 	return nil

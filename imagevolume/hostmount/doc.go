@@ -1,12 +1,14 @@
 // Package hostmount keeps the shared host mounts behind image volumes and
 // tells who uses them.
 //
-// A key names a volume's content; each key has at most one read-only overlay
-// of image layers, attached at DIR/KEY, and every container that wants the
-// content binds that one mount. The overlay's source, as mountinfo shows it,
-// is DIR/KEY. It travels with each bind into each mount namespace, so the
-// kernel itself says which keys are in use, whatever this process or the
-// container runtime remembers.
+// A key names a volume's content; each key has at most one mount, attached at
+// DIR/KEY, and every container that wants the content binds that one mount. It is
+// a read-only overlay: of image layers, or of parts of such overlays. The
+// overlay's source, as mountinfo shows it, is DIR/KEY. It travels with each bind
+// into each mount namespace, so the kernel itself says which keys are in use,
+// whatever this process or the container runtime remembers. A single part, a
+// directory or a file, is attached as it is: there the kernel shows the key of the
+// mount that it is of.
 //
 // DIR is an unbindable tmpfs: a recursive bind of the host's /run or / skips
 // it, while a bind of DIR/KEY itself works. A mount namespace that is a copy of

@@ -11,6 +11,10 @@ var (
 	// made in a form that this one does not know. It is left as it is.
 	ErrNewer = errors.New("mounts were made by a newer ocihold: run that again")
 
+	// ErrOverlap is returned for parts of one mount that are the same, or of which
+	// one is inside the other. Nothing was mounted.
+	ErrOverlap = errors.New("two parts of one image are the same or one is inside the other; choose parts that lie apart")
+
 	// errUnsupported says that the kernel lacks what the mount API in
 	// question needs.
 	errUnsupported = errors.New("not supported by this kernel")
