@@ -113,7 +113,9 @@ func TestParseKeyOfAnotherVersion(t *testing.T) {
 		short("A") + "~" + short("a"), "." + ids("a")[0], ids("a")[0] + "~" + short("a"), "v2." + short("a") + "~" + short("a") + "~x",
 	} {
 		assert.True(t, parseKey(key).unknown, key)
-		assert.True(t, parseKey(key).has(Image{ID: ids("a")[0]}), "%s might be of any image", key)
+		for _, root := range []string{"", "vm"} {
+			assert.True(t, parseKey(key).has(Image{Root: root, ID: ids("a")[0]}), "%s might be of any image", key)
+		}
 	}
 }
 

@@ -82,6 +82,7 @@ func TestProcess(t *testing.T) {
 		linked    = "mkdir rootfs/data; rmdir rootfs/models; ln -s /data rootfs/models\n"
 		elsewhere = "mount --bind mounts/abc123 rootfs/data; mount -o remount,bind,ro,nosuid,nodev,noexec rootfs/data\n"
 	)
+	another := strings.ReplaceAll(overlay, "abc123", "other")
 	there := func(source, fstype string) string {
 		return fmt.Sprintf("not mounted: %q of type %q is there, not %q: %s", source, fstype, "DIR/mounts/abc123", restart)
 	}
@@ -98,8 +99,10 @@ func TestProcess(t *testing.T) {
 		{"covered", overlay + proc + bind + remount + "mount -t tmpfs other rootfs/models", there("other", "tmpfs")},
 		{"overlay gone before the bind", "mount -t tmpfs daemon mounts; mkdir mounts/abc123\n" + proc + bind + remount, there("daemon", "tmpfs")},
 		{"part of the volume", overlay + proc + "mount --bind mounts/abc123/sub rootfs/models\n" + remount, there("DIR/mounts/abc123", "overlay")},
+		{"a part that is the volume", another + "mount --bind mounts/other/sub mounts/abc123\n" + proc + bind + remount, ""},
+		{"all instead of a part", another + "mount --bind mounts/other/sub mounts/abc123\n" + proc + strings.ReplaceAll(bind, "abc123", "other") + remount, there("DIR/mounts/other", "overlay")},
 		{"forged source", proc + "mount -t tmpfs $PWD/mounts/abc123 rootfs/models", there("DIR/mounts/abc123", "tmpfs")},
-		{"another image", overlay + strings.ReplaceAll(overlay, "abc123", "other") + proc + strings.ReplaceAll(bind, "abc123", "other") + remount, there("DIR/mounts/other", "overlay")},
+		{"another image", overlay + another + proc + strings.ReplaceAll(bind, "abc123", "other") + remount, there("DIR/mounts/other", "overlay")},
 		{"path gone", overlay + proc + "rmdir rootfs/models", "not mounted: open it in the container: no such file or directory"},
 		{"options lost", overlay + proc + bind, "mounted without nosuid: it needs a runtime that keeps the options of bind mounts"},
 		{"noexec lost", overlay + proc + bind + strings.ReplaceAll(remount, ",noexec", ""), "mounted without noexec: it needs a runtime that keeps the options of bind mounts"},
