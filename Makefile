@@ -13,7 +13,7 @@ FUZZTIME ?= 10s
 GOLANGCI := v2.15.0
 TOOLS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ocihold-test/tools
 
-.PHONY: help build install uninstall deps node demo test unit integration bats kubelet bench soak fuzz lint fmt clean
+.PHONY: help build install uninstall deps node demo test unit integration bats kubelet race bench soak fuzz lint fmt clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,11 @@ bats: ## Test the command lines on a real node
 
 kubelet: deps ## Test with a real kubelet, whose build takes minutes and is kept
 	OCIHOLD_KUBELET=1 CGO_ENABLED=0 go -C test test -tags "$(TAGS)" -count=1 -timeout 40m -run 'TestKubelet' -v ./integration 2>&1 | \
+		grep -vE '^=== (RUN|PAUSE|CONT|NAME)'
+
+race: deps ## Test the packages, and once a real node, with Go's race detector
+	CGO_ENABLED=1 GORACE=atexit_sleep_ms=0 go test -race -tags "$(TAGS)" -count=1 -timeout 30m ./...
+	OCIHOLD_RACE=1 GORACE=atexit_sleep_ms=0 CGO_ENABLED=0 go -C test test -tags "$(TAGS)" -count=1 -timeout 90m -v ./integration 2>&1 | \
 		grep -vE '^=== (RUN|PAUSE|CONT|NAME)'
 
 bench: deps ## Measure, as ratios against native CRI-O in the same run

@@ -41,7 +41,11 @@ type builder struct {
 	cache  string
 	source string // the folder of the test module
 	log    func(string)
+	race   bool
 }
+
+// raced tells whether nodes run an ocihold that looks for data races.
+func raced() bool { return os.Getenv("OCIHOLD_RACE") != "" }
 
 func newBuilder(log func(string)) (builder, error) {
 	_, file, _, _ := runtime.Caller(0)
@@ -125,7 +129,11 @@ func (b builder) workTree(ctx context.Context, withOcihold bool) (string, error)
 		return "", err
 	}
 	if withOcihold {
-		err := b.build(ctx, filepath.Dir(b.source), out, productTags, false, "./nriplugin/cmd/ocihold", "./nriplugin/cmd/ocihold-guard")
+		build := b
+		build.race = raced()
+		err := errors.Join(
+			build.build(ctx, filepath.Dir(b.source), out, productTags, raced(), "./nriplugin/cmd/ocihold"),
+			b.build(ctx, filepath.Dir(b.source), out, productTags, false, "./nriplugin/cmd/ocihold-guard"))
 		if err != nil {
 			return "", err
 		}
@@ -134,7 +142,11 @@ func (b builder) workTree(ctx context.Context, withOcihold bool) (string, error)
 }
 
 func (b builder) build(ctx context.Context, dir, out, tags string, cgo bool, pkgs ...string) error {
-	args := append([]string{"build", "-buildvcs=false", "-tags", tags, "-o", out}, pkgs...)
+	args := []string{"build", "-buildvcs=false", "-tags", tags, "-o", out}
+	if b.race {
+		args = append(args, "-race")
+	}
+	args = append(args, pkgs...)
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "GOWORK=off", "CGO_ENABLED=0")

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.podman.io/storage/pkg/reexec"
+	"go.uber.org/goleak"
 
 	"github.com/ocihold/ocihold/nriplugin/cmd/ocihold/internal/cli"
 )
@@ -28,7 +29,7 @@ func TestMain(m *testing.M) {
 	if reexec.Init() {
 		return
 	}
-	os.Exit(m.Run())
+	goleak.VerifyTestMain(m)
 }
 
 // host is a directory with the configuration of a node that does not run.

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.podman.io/storage/pkg/reexec"
+	"go.uber.org/goleak"
 
 	"github.com/ocihold/ocihold/storage"
 )
@@ -29,7 +30,7 @@ func TestMain(m *testing.M) {
 	if reexec.Init() {
 		return
 	}
-	os.Exit(m.Run())
+	goleak.VerifyTestMain(m)
 }
 
 // newRoots opens CRI-O's own root and that of vm.
