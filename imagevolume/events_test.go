@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ocihold/ocihold/imagevolume"
+	"github.com/ocihold/ocihold/imagevolume/hostmount"
 	"github.com/ocihold/ocihold/imagevolume/request"
 )
 
@@ -94,8 +95,10 @@ type nodeContainer struct {
 	imagevolume.Container
 
 	started bool
-	missed  bool // a Synchronize went by without it, before it started
-	keys    []string
+	missed  bool     // a Synchronize went by without it, before it started
+	sources []string // of its mounts, which the guard looks at
+	keys    []string // that the kernel knows it by, once it has started
+	leases  []string
 }
 
 // watchedMounts and watchedStore see what is let go.
@@ -105,9 +108,9 @@ type watchedMounts struct {
 	node *node
 }
 
-func (m *watchedMounts) Ensure(key string, lowers []string) error {
+func (m *watchedMounts) Ensure(key string, spec hostmount.Spec) error {
 	yield()
-	return m.fakeMounts.Ensure(key, lowers)
+	return m.fakeMounts.Ensure(key, spec)
 }
 
 // InUse returns with an error nothing at all, the least complete answer.
@@ -176,6 +179,21 @@ func keyIn(root, imageID string) string {
 		return imageID
 	}
 	return root + "." + imageID
+}
+
+// imagesIn are the images, as keyIn has them, that a mount's key names by the
+// beginnings of their IDs.
+func imagesIn(key string) []string {
+	root, names, ok := strings.Cut(key, ".")
+	if !ok {
+		root, names = "", key
+	}
+	names, _, _ = strings.Cut(names, "~")
+	var all []string
+	for name := range strings.SplitSeq(names, "+") {
+		all = append(all, keyIn(root, id(name[:1])))
+	}
+	return all
 }
 
 func newNode(t *testing.T, rng *rand.Rand) *node {
@@ -327,6 +345,8 @@ var annotationsOfPods = []string{
 	`[{"image": "reg/a:1", "mountPath": "/a"}, {"image": "reg/b:1", "mountPath": "/b", "exec": true}]`,
 	`[{"image": "reg/b:1", "mountPath": "/b", "pullPolicy": "Never"}]`,
 	`[{"image": "reg/b:1", "mountPath": "/b", "pullPolicy": "Always"}, {"image": "reg/none", "mountPath": "/n"}]`,
+	`[{"image": "reg/b:1", "mountPath": "/b", "subPath": "some/dir"}, {"image": "reg/a:1", "mountPath": "/a", "mediaTypes": ["*tar*"]}]`,
+	`[{"images": [{"image": "reg/a:1"}, {"image": "reg/c", "subPath": "dir"}, {"image": "reg/b:1", "mediaTypes": ["*"]}], "mountPath": "/abc"}]`,
 	`[]`,
 	`nonsense`,
 }
@@ -374,10 +394,18 @@ func (n *node) create(p *nodePod, name string) error {
 	for i, g := range given {
 		require.Equal(n.t, wanted[i], g.Volume)
 		require.Equal(n.t, wanted[i].MountPath, g.Mount.Destination)
-		require.Equal(n.t, p.Handler, g.From.Root)
 		key := n.mounts.Key(g.Mount.Source)
 		require.True(n.t, n.mounts.Mounted(key), "%s is given and not mounted", key)
-		require.Contains(n.t, n.store(p.Handler).leases(), g.From.ID, "given and not leased")
+		require.Len(n.t, g.From, len(g.Sources))
+		for _, image := range g.From {
+			require.Equal(n.t, p.Handler, image.Root)
+			require.Contains(n.t, n.store(p.Handler).leases(), image.ID, "given and not leased")
+			c.leases = append(c.leases, keyIn(image.Root, image.ID))
+		}
+		c.sources = append(c.sources, key)
+		if len(g.Sources) == 1 && g.Sources[0].SubPath != "" {
+			key = keyIn(g.From[0].Root, g.From[0].ID) // a tree of that mount
+		}
 		c.keys = append(c.keys, key)
 		c.Mounts[g.MountPath] = g.Mount.Source
 	}
@@ -395,6 +423,8 @@ func (n *node) hold(c *nodeContainer, by int) {
 	n.mu.Lock()
 	for _, k := range c.keys {
 		n.held["mount"+k] += by
+	}
+	for _, k := range c.leases {
 		n.held["lease"+k] += by
 	}
 	for _, v := range c.Natives {
@@ -433,7 +463,7 @@ func (n *node) kernel() {
 // startContainer starts it, unless the guard finds that its volumes are gone,
 // which happens to one that nobody told a new Manager of.
 func (n *node) startContainer(p *nodePod, c *nodeContainer) {
-	for _, k := range c.keys {
+	for _, k := range c.sources {
 		if !c.started && !n.mounts.Mounted(k) {
 			delete(p.containers, c.Name)
 			n.forget(c)
@@ -577,14 +607,16 @@ func (n *node) settle() {
 	listed := 0
 	for _, p := range n.pods {
 		for _, v := range request.All(p.Annotations) {
-			wanted[p.Handler+" "+v.Image] = true
+			for _, source := range v.Sources {
+				wanted[p.Handler+" "+source.Image] = true
+			}
 		}
 		for _, c := range p.containers {
 			listed += len(c.keys) + len(c.Natives)
 		}
 	}
 	for _, c := range n.containers() {
-		for _, k := range c.keys {
+		for _, k := range c.leases {
 			needed[k] = true
 		}
 		for _, v := range c.Natives {
@@ -606,8 +638,10 @@ func (n *node) settle() {
 		require.True(n.t, needed[key] || asked[key], "%s is leased for nobody", key)
 	}
 	for key := range n.mounts.mounted {
-		require.True(n.t, needed[key] || asked[key], "%s is mounted for nobody", key)
-		require.Contains(n.t, leases, key, "mounted and not leased")
+		for _, image := range imagesIn(key) {
+			require.True(n.t, needed[image] || asked[image], "%s is mounted for nobody", key)
+			require.Contains(n.t, leases, image, "mounted and not leased")
+		}
 	}
 	require.Len(n.t, n.Volumes(), listed)
 	n.count("settled", 1)
