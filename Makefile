@@ -61,7 +61,7 @@ race: deps ## Test the packages, and once a real node, with Go's race detector
 		grep -vE '^=== (RUN|PAUSE|CONT|NAME)'
 
 bench: deps ## Measure, as ratios against native CRI-O in the same run
-	CGO_ENABLED=0 go test -tags "$(TAGS)" -run '^$$' -bench . -benchtime 200x ./imagevolume/hostmount
+	CGO_ENABLED=0 go test -tags "$(TAGS)" -run '^$$' -bench . -benchtime 200x ./imagevolume/hostmount ./nriplugin/cmd/ocihold-guard
 	CGO_ENABLED=0 go -C test test -tags "$(TAGS)" -count=1 -timeout 60m -run '^$$' -bench . -benchtime 1x ./integration
 
 soak: deps ## Run the integration tests at their full counts, and those with a real kubelet

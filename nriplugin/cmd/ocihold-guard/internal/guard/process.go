@@ -1,9 +1,11 @@
 package guard
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -23,18 +25,14 @@ func (b *bundle) checkProcess(pid int, volumes []volume) error {
 		return nil
 	}
 	proc := "/proc/" + strconv.Itoa(pid)
-	text, err := os.ReadFile(proc + "/mountinfo")
+	rootfs := b.rootfs()
+	table, err := readMountinfo(proc+"/mountinfo", rootfs)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ESRCH):
 		return nil
 	case err != nil:
 		return fmt.Errorf("read the mounts of container %s of pod %s: %w", b.container(), b.pod(), err)
 	}
-	table, err := parseMountinfo(text)
-	if err != nil {
-		return fmt.Errorf("read %s/mountinfo: %w", proc, err)
-	}
-	rootfs := b.rootfs()
 	if !table.under(rootfs) {
 		return nil
 	}
@@ -105,8 +103,38 @@ type mount struct {
 // mounts are the mounts of a process by id.
 type mounts map[uint64]mount
 
-func parseMountinfo(text []byte) (mounts, error) {
-	lines, err := mountinfo.GetMountsFromReader(bytes.NewReader(text), nil)
+func readMountinfo(file, rootfs string) (mounts, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return parseMountinfo(f, rootfs)
+}
+
+// maxLine is far above any line of mountinfo, in bytes; that of an overlay names
+// all of its layers.
+const maxLine = 1 << 20
+
+// parseMountinfo reads the mounts at and below rootfs. The process has those of
+// the whole host as well, thousands maybe: they are passed over unparsed. What
+// is not needed of a line, its last field, can be longer than the library takes.
+func parseMountinfo(r io.Reader, rootfs string) (mounts, error) {
+	var ours bytes.Buffer
+	at := []byte(" " + octal.Replace(rootfs))
+	scanner := bufio.NewScanner(r)
+	for scanner.Buffer(nil, maxLine); scanner.Scan(); {
+		if line := scanner.Bytes(); bytes.Contains(line, at) {
+			ours.Write(line[:bytes.LastIndexByte(line, ' ')+1])
+			ours.WriteString("-\n")
+		}
+	}
+	if err := scanner.Err(); err != nil {
+		return nil, err
+	}
+	lines, err := mountinfo.GetMountsFromReader(&ours, func(m *mountinfo.Info) (skip, stop bool) {
+		return m.Mountpoint != rootfs && !covers(rootfs, m.Mountpoint), false
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -121,6 +149,9 @@ func parseMountinfo(text []byte) (mounts, error) {
 	}
 	return table, nil
 }
+
+// octal is how mountinfo has what would break its fields.
+var octal = strings.NewReplacer(" ", `\040`, "\t", `\011`, "\n", `\012`, `\`, `\134`)
 
 // under reports whether anything is mounted below dir.
 func (m mounts) under(dir string) bool {

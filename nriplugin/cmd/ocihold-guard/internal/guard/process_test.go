@@ -2,6 +2,7 @@ package guard
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
@@ -18,12 +19,12 @@ import (
 func TestMountinfo(t *testing.T) {
 	text, err := os.ReadFile("testdata/mountinfo")
 	require.NoError(t, err)
-	table, err := parseMountinfo(text)
+	const rootfs = "/var/lib/containers/storage/overlay/5f0c/merged"
+	table, err := parseMountinfo(bytes.NewReader(text), rootfs)
 	require.NoError(t, err)
-	require.Len(t, table, 12)
+	require.Len(t, table, 7, "the others are not of the container")
 	require.Equal(t, "/run/ocihold/mounts/abc123", table[88].source)
 
-	const rootfs = "/var/lib/containers/storage/overlay/5f0c/merged"
 	require.True(t, table.under(rootfs))
 	require.False(t, table.under(rootfs+"/data/m"), "a mount is not under itself")
 	require.False(t, table.under("/var/lib/containers/storage/overlay/5f0"))
@@ -40,10 +41,17 @@ func TestMountinfo(t *testing.T) {
 	require.ErrorContains(t, fake.check(noexec, true), "not mounted")
 	require.ErrorContains(t, mounts{}[1].check(noexec, true), "not mounted")
 
-	for _, line := range []string{"x", "88 71 0:40 / /m ro - overlay"} {
-		_, err := parseMountinfo([]byte(line))
-		require.Error(t, err, line)
+	for _, line := range []string{"x " + rootfs, "88 71 0:40 / " + rootfs + "/m ro - overlay", strings.Repeat("x", maxLine+1)} {
+		_, err := parseMountinfo(strings.NewReader(line), rootfs)
+		require.Error(t, err)
 	}
+	many := "88 71 0:40 / " + rootfs + "/m ro - overlay /m/a ro,lowerdir=" + strings.Repeat("/layers/of/an/image:", 500*20)
+	table, err = parseMountinfo(strings.NewReader(many), rootfs)
+	require.NoError(t, err)
+	require.Equal(t, mount{point: rootfs + "/m", fstype: "overlay", source: "/m/a", options: []string{"ro"}}, table[88])
+	table, err = parseMountinfo(strings.NewReader(`88 71 0:40 / /a\040b/m ro - overlay /m/a ro`), "/a b")
+	require.NoError(t, err)
+	require.True(t, table.under("/a b"))
 }
 
 // process starts a process that has run the script in a mount namespace of its
