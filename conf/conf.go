@@ -98,6 +98,10 @@ type NRI struct {
 	// Socket is the absolute path of CRI-O's NRI socket; empty means the one
 	// that CRI-O's configuration names ([CRIONRI.Listen]).
 	Socket string `toml:"socket"`
+	// Required has CRI-O's own validator refuse every container on the node, of
+	// pods without volumes too, while Ocihold is not registered. It is for
+	// CRI-O from the release 1.34 on. The guard does not depend on it.
+	Required bool `toml:"required"`
 }
 
 // Hook says where the OCI hook is that refuses a container whose volumes were

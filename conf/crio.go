@@ -122,6 +122,20 @@ type CRIONRI struct {
 	// PluginRequestTimeout is how long a plugin may take to answer; CRI-O goes
 	// on without one that takes longer (nri_plugin_request_timeout).
 	PluginRequestTimeout time.Duration `toml:"nri_plugin_request_timeout"`
+	// DefaultValidator is nil where no file has the table, and where a running
+	// CRI-O reports none: one that is older than the release 1.34
+	// (default_validator).
+	DefaultValidator *CRIOValidator `toml:"default_validator"`
+}
+
+// CRIOValidator is the validator in CRI-O that refuses containers
+// (crio.nri.default_validator).
+type CRIOValidator struct {
+	// Enable is whether it is on (nri_enable_default_validator).
+	Enable bool `toml:"nri_enable_default_validator"`
+	// RequiredPlugins are the plugins without which no container is created
+	// (nri_validator_required_plugins).
+	RequiredPlugins []string `toml:"nri_validator_required_plugins"`
 }
 
 // CRI-O's built-in values.

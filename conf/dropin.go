@@ -3,6 +3,7 @@ package conf
 import (
 	"bytes"
 	_ "embed"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -44,13 +45,15 @@ const PinPattern = "in-use.ocihold.dev/*"
 // DropIn renders the file for CRI-O's crio.conf.d: the roots of handlers as
 // additional image stores, NRI on and open to plugins, internal_repair off,
 // hooks_dir with everything crio has plus HookDir, and, where images in use are
-// pinned, pinned_images likewise plus PinPattern.
+// pinned, pinned_images likewise plus PinPattern. Where crio has the table of
+// CRI-O's validator, that is switched on, with its list of required plugins
+// likewise.
 //
 // crio is what is in force without an earlier rendering; see
 // [ReadCRIOWithoutDropIn]. As CRI-O adds storage options up, a root that is an
 // additional image store already is left out.
 func DropIn(c Config, crio *CRIO) ([]byte, error) {
-	values := map[string]string{"Header": dropInHeader}
+	values := map[string]string{"Header": dropInHeader, "PluginName": c.NRI.PluginName}
 	encode := func(name, key string, list []string) error {
 		line, err := toml.Marshal(map[string][]string{key: list})
 		if err != nil {
@@ -64,6 +67,18 @@ func DropIn(c Config, crio *CRIO) ([]byte, error) {
 	}
 	if c.Volumes.Pin {
 		if err := encode("PinnedImages", "pinned_images", union(crio.PinnedImages, PinPattern)); err != nil {
+			return nil, err
+		}
+	}
+	if c.NRI.Required && crio.NRI.DefaultValidator == nil {
+		return nil, errors.New("required in [nri] needs the validator that CRI-O has from 1.34 on: start such a CRI-O first, or remove it")
+	}
+	if validator := crio.NRI.DefaultValidator; validator != nil {
+		plugins := validator.RequiredPlugins
+		if c.NRI.Required {
+			plugins = union(plugins, c.NRI.PluginName)
+		}
+		if err := encode("RequiredPlugins", "nri_validator_required_plugins", append([]string{}, plugins...)); err != nil {
 			return nil, err
 		}
 	}

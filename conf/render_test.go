@@ -38,6 +38,9 @@ func TestDropIn(t *testing.T) {
 		pin     bool
 		pinned  []string // in force
 		want    string   // HookDir
+
+		validator *CRIOValidator // in force
+		required  bool
 	}{
 		"builtin":   {hooks: []string{"/usr/share/containers/oci/hooks.d"}, want: "/usr/share/containers/oci/hooks.d"},
 		"several":   {hooks: []string{"/a", "/b \"c\""}, want: `/b "c"`},
@@ -54,12 +57,17 @@ func TestDropIn(t *testing.T) {
 			hooks: []string{"/a"}, pin: true, pinned: []string{"in-use.ocihold.dev/*", "registry.example/\"a\""}, want: "/a",
 		},
 		"pin-merged": {hooks: []string{"/a"}, roots: []string{"/d/a"}, pin: true, pinned: []string{"*b*", "c"}, want: "/a"},
-		"no-pin":     {hooks: []string{"/a"}, pinned: []string{"*b*"}, want: "/a"},
+		"validator":  {hooks: []string{"/a"}, want: "/a", validator: &CRIOValidator{}},
+		"validator-required": {
+			hooks: []string{"/a"}, want: "/a", validator: &CRIOValidator{RequiredPlugins: []string{"other"}}, required: true,
+		},
+		"no-pin": {hooks: []string{"/a"}, pinned: []string{"*b*"}, want: "/a"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := Default()
 			c.Hook.Dir = tc.dir
 			c.Volumes.Pin = tc.pin
+			c.NRI.Required = tc.required
 			c.Handlers = map[string]Handler{DefaultHandler: {Pull: PullOcihold}}
 			for i, root := range tc.roots {
 				c.Handlers[fmt.Sprint("h", i)] = Handler{Root: root}
@@ -69,7 +77,13 @@ func TestDropIn(t *testing.T) {
 				"image": map[string]any{"pinned_images": append([]string{}, tc.pinned...)},
 			}})
 			require.NoError(t, err)
-			dir := writeFiles(t, map[string]string{"10.conf": string(lists)})
+			files := map[string]string{"10.conf": string(lists)}
+			if v := tc.validator; v != nil {
+				table, err := toml.Marshal(map[string]any{"crio": map[string]any{"nri": map[string]any{"default_validator": *v}}})
+				require.NoError(t, err)
+				files["20.conf"] = string(table)
+			}
+			dir := writeFiles(t, files)
 			crio, err := ReadCRIO("", dir)
 			require.NoError(t, err)
 			assert.Empty(t, crio.DropIns)
@@ -87,6 +101,14 @@ func TestDropIn(t *testing.T) {
 			assert.Subset(t, after.PinnedImages, tc.pinned)
 			assert.Equal(t, tc.pin, slices.Contains(after.PinnedImages, PinPattern))
 			assert.Empty(t, Unmet(c, after))
+			if tc.required {
+				assert.Contains(t, strings.Join(Unmet(c, crio), "\n"), "does not require the plugin ocihold")
+			}
+			if tc.validator != nil {
+				assert.True(t, after.NRI.DefaultValidator.Enable)
+				assert.Subset(t, after.NRI.DefaultValidator.RequiredPlugins, tc.validator.RequiredPlugins)
+				assert.Equal(t, tc.required, slices.Contains(after.NRI.DefaultValidator.RequiredPlugins, "ocihold"))
+			}
 			known := !tc.pin || slices.Contains(tc.pinned, PinPattern)
 			assert.Equal(t, !known, strings.Contains(strings.Join(Unmet(c, crio), "\n"), PinPattern))
 			for _, root := range tc.roots {
@@ -104,6 +126,20 @@ func TestDropIn(t *testing.T) {
 			assert.Equal(t, string(got), string(again), "rendered with the drop-in in force")
 		})
 	}
+}
+
+// What CRI-O has not cannot be required of it.
+func TestDropInWithoutValidator(t *testing.T) {
+	c := Default()
+	c.NRI.Required = true
+	_, err := DropIn(c, builtinCRIO())
+	require.ErrorContains(t, err, "required in [nri]")
+	live, err := ParseCRIO([]byte("[crio.nri]\nenable_nri = true\n[crio.nri.default_validator]\nnri_enable_default_validator = false\n"))
+	require.NoError(t, err)
+	assert.NotNil(t, live.NRI.DefaultValidator, "a running CRI-O that has it says so")
+	live, err = ParseCRIO([]byte("[crio.nri]\nenable_nri = true\n"))
+	require.NoError(t, err)
+	assert.Nil(t, live.NRI.DefaultValidator)
 }
 
 func TestHookFile(t *testing.T) {

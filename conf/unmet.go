@@ -17,6 +17,9 @@ func Unmet(c Config, crio *CRIO) []string {
 	} else if crio.NRI.DisableConnections {
 		unmet = append(unmet, "NRI takes no plugins from outside (nri_disable_connections)")
 	}
+	if v := crio.NRI.DefaultValidator; c.NRI.Required && (v == nil || !v.Enable || !slices.Contains(v.RequiredPlugins, c.NRI.PluginName)) {
+		unmet = append(unmet, fmt.Sprintf("the validator does not require the plugin %s (nri_validator_required_plugins, from CRI-O 1.34 on)", c.NRI.PluginName))
+	}
 	if dir := HookDir(c, crio); !slices.Contains(crio.HooksDir, dir) {
 		unmet = append(unmet, fmt.Sprintf("hooks_dir has no %s, where the hook file is", dir))
 	}

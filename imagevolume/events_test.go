@@ -142,8 +142,8 @@ type watchedStore struct {
 }
 
 // Pull keeps the image by its ID too, as a store does when its name moves on.
-func (s *watchedStore) Pull(ctx context.Context, ref string, progress func(imagevolume.Progress)) (imagevolume.Image, error) {
-	image, err := s.fakeStore.Pull(ctx, ref, progress)
+func (s *watchedStore) Pull(ctx context.Context, ref, namespace string, progress func(imagevolume.Progress)) (imagevolume.Image, error) {
+	image, err := s.fakeStore.Pull(ctx, ref, namespace, progress)
 	if err == nil {
 		s.set(func() { s.present[image.ID] = image.ID })
 	}

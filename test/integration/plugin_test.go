@@ -236,6 +236,69 @@ func TestGuardIsNotDeceived(t *testing.T) {
 	n.AssertClean(t)
 }
 
+// TestGuardWithoutADaemon has a daemon that cannot start, as its configuration is
+// broken: the guard refuses what has the annotation, and a faulty annotation by
+// its fault; all else starts, and all is well with the configuration mended.
+func TestGuardWithoutADaemon(t *testing.T) {
+	n := realnode.Boot(t, realnode.Options{})
+	ref := push(t, n, "plugin/model:1", version("one"))
+	pod := runPod(t, n, realnode.PodSpec{Annotations: volumes(t, volume{Image: ref, MountPath: "/models"})})
+	require.NoError(t, create(t, pod, realnode.ContainerSpec{}).Remove(t.Context()))
+
+	good, err := os.ReadFile(n.OciholdConf())
+	require.NoError(t, err)
+	require.NoError(t, n.Kill(t.Context(), realnode.Ocihold, syscall.SIGTERM))
+	require.NoError(t, os.WriteFile(n.OciholdConf(), append(good, "\n[volumes\n"...), 0o644))
+	require.Error(t, n.Start(t.Context(), realnode.Ocihold))
+	guardRefuses(t, n, pod, realnode.ContainerSpec{})
+	faulty := runPod(t, n, realnode.PodSpec{Annotations: map[string]string{serverKey: "- image: [\n"}})
+	text := refused(t, faulty, realnode.ContainerSpec{Name: "server"}, "ocihold-guard: ")
+	assert.Contains(t, text, "annotation "+serverKey+": is neither YAML nor JSON")
+	run(t, faulty, realnode.ContainerSpec{Name: "other"})
+
+	require.NoError(t, os.WriteFile(n.OciholdConf(), good, 0o644))
+	require.NoError(t, n.Start(t.Context(), realnode.Ocihold))
+	recovers(t, pod, realnode.ContainerSpec{})
+	require.NoError(t, pod.Remove(t.Context()))
+	n.AssertClean(t)
+}
+
+// TestMountPathThatIsAnotherByALink has a volume at a link of the image, and a
+// directory of the host where that leads. Which of them is on top is the
+// runtime's order of mounts: a container without its volume does not start.
+func TestMountPathThatIsAnotherByALink(t *testing.T) {
+	n := realnode.Boot(t, realnode.Options{})
+	ref := push(t, n, "plugin/model:1", version("one"))
+	image := pushOnBase(t, n, "guard/link:1", []images.Entry{
+		images.Dir("data", 0o755), images.Symlink("models", "/data"), images.Symlink("a", "/data"),
+	})
+	host := t.TempDir()
+	require.NoError(t, os.WriteFile(host+"/version", []byte("host"), 0o644))
+	started := map[bool]int{}
+	for _, path := range []string{"/models", "/a", "/data"} {
+		for _, other := range []string{"/models", "/a", "/data"} {
+			if path == other {
+				continue
+			}
+			pod := runPod(t, n, realnode.PodSpec{Annotations: volumes(t, volume{Image: ref, MountPath: path})})
+			require.NoError(t, create(t, pod, realnode.ContainerSpec{}).Remove(t.Context())) // so the image is there
+			c, err := pod.Create(t.Context(), realnode.ContainerSpec{
+				Image: image, Attempt: 1, Mounts: []*cri.Mount{{ContainerPath: other, HostPath: host, Readonly: true}},
+			})
+			started[err == nil]++
+			if err != nil {
+				assert.Contains(t, err.Error(), "ocihold-guard: image volume "+path+" of container main of pod ")
+				assert.Contains(t, err.Error(), "but not mounted: ")
+				continue
+			}
+			require.NoError(t, c.Start(t.Context()))
+			assert.Equal(t, "one", sh(t, c, "cat "+path+"/version"))
+		}
+	}
+	t.Log(started[true], "started,", started[false], "were refused")
+	assert.Positive(t, started[false], "no other mount was on top")
+}
+
 // pushOnBase pushes an image of busybox with a layer on top, has CRI-O pull it
 // and returns its full name.
 func pushOnBase(t testing.TB, n *realnode.Node, ref string, layer []images.Entry) string {

@@ -65,7 +65,7 @@ func (a *app) checkCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		bare, err := conf.ReadCRIOWithoutDropIn(config.CRIO.Config, config.CRIO.ConfigDir)
+		bare, err := bareCRIO(cmd.Context(), config, inForce)
 		if err != nil {
 			return fmt.Errorf("read CRI-O's configuration: %w", err)
 		}

@@ -86,7 +86,7 @@ func (a *app) configCRIOCommand() *cobra.Command {
 		if err := config.ValidateHandlers(crio); err != nil {
 			return fmt.Errorf("check handlers against CRI-O's configuration: %w", err)
 		}
-		bare, err := conf.ReadCRIOWithoutDropIn(config.CRIO.Config, config.CRIO.ConfigDir)
+		bare, err := bareCRIO(cmd.Context(), config, crio)
 		if err != nil {
 			return fmt.Errorf("read CRI-O's configuration: %w", err)
 		}

@@ -15,6 +15,27 @@ import (
 	"github.com/ocihold/ocihold/storage"
 )
 
+// bareCRIO is CRI-O's configuration without Ocihold's drop-in, for rendering it.
+// Whether CRI-O has a validator is for the running one to say, or for a file that
+// names it: the drop-in stays the same when CRI-O is down.
+func bareCRIO(ctx context.Context, config conf.Config, inForce *conf.CRIO) (*conf.CRIO, error) {
+	bare, err := conf.ReadCRIOWithoutDropIn(config.CRIO.Config, config.CRIO.ConfigDir)
+	if err != nil || bare.NRI.DefaultValidator != nil {
+		return bare, err
+	}
+	known := inForce.NRI.DefaultValidator != nil
+	if !known {
+		ctx, cancel := context.WithTimeout(ctx, askLimit)
+		defer cancel()
+		live, err := crio.NewClient(inForce.Listen).Config(ctx)
+		known = err == nil && live.NRI.DefaultValidator != nil
+	}
+	if known {
+		bare.NRI.DefaultValidator = &conf.CRIOValidator{}
+	}
+	return bare, nil
+}
+
 // installDropIn writes the drop-in for CRI-O and makes the roots that it names.
 // inForce is CRI-O's configuration, bare is that without Ocihold's drop-in.
 func (a *app) installDropIn(ctx context.Context, config conf.Config, inForce, bare *conf.CRIO) error {
