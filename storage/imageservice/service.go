@@ -106,6 +106,8 @@ func New(opt Options) (*Service, error) {
 		pinned:  opt.Pinned,
 		report:  opt.ReportRuntimeHandler,
 		log:     opt.Log,
+
+		volumeUsers: opt.VolumeUsers,
 	}
 	return s, s.Choose(opt.Handlers, opt.Routes)
 }

@@ -2,7 +2,6 @@ package integration
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -106,12 +105,14 @@ func TestRefusedRemovalNamesVolumes(t *testing.T) {
 			require.ErrorContains(t, err, by)
 		}
 	}
+	ready := 0
 	for _, handler := range []string{"runc", "vm"} {
 		pod := runPod(t, n, realnode.PodSpec{Handler: handler, Annotations: volumes(t, volume{Image: img.ref, MountPath: "/vol"})})
 		asks := "pod " + name(pod) + ", which asks for it as a volume"
+		ready++
 		await(t, func() error {
-			if err := removeFrom(t, n, "", img.ref); err == nil || !strings.Contains(err.Error(), asks) {
-				return fmt.Errorf("not by the pod: %w", err)
+			if strings.Count(logOf(t, n, realnode.Ocihold), "image volume is ready") < ready {
+				return errors.New("the volume is not ready")
 			}
 			return nil
 		})
@@ -120,9 +121,9 @@ func TestRefusedRemovalNamesVolumes(t *testing.T) {
 		refused("volume /vol (" + name(pod) + "/main)")
 		require.NoError(t, pod.Remove(t.Context()))
 		requireNothingHeld(t, n)
+		require.NoError(t, removeFrom(t, n, "", img.ref), "nobody uses it any more")
 	}
-	_, err := n.Pull(t.Context(), img.ref)
-	require.NoError(t, err)
+	pullFor(t, n, "", img.ref)
 	pod, c := runNative(t, n, native(img.ref, "/vol", ""))
 	refused("container " + c.ID + " (" + name(pod) + "/main)")
 	require.NoError(t, pod.Remove(t.Context()))
