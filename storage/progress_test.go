@@ -1,6 +1,8 @@
 package storage
 
 import (
+	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -47,9 +49,18 @@ func TestTracker(t *testing.T) {
 func TestTrackerOfATransferThatStandsStill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := digest.FromString("a"), digest.FromString("b")
-		var got []int64
-		tracker := newTracker([]types.BlobInfo{{Digest: a, Size: 100}, {Digest: b, Size: 50}}, func(p Progress) { got = append(got, p.Done) },
-			&requests{}, time.Hour, nil)
+		var mu sync.Mutex
+		var all []int64
+		got := func() []int64 {
+			mu.Lock()
+			defer mu.Unlock()
+			return slices.Clone(all)
+		}
+		tracker := newTracker([]types.BlobInfo{{Digest: a, Size: 100}, {Digest: b, Size: 50}}, func(p Progress) {
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, p.Done)
+		}, &requests{}, time.Hour, nil)
 		events := make(chan types.ProgressProperties)
 		go tracker.run(events)
 		for _, offset := range []uint64{10, 20, 30} {
@@ -57,13 +68,13 @@ func TestTrackerOfATransferThatStandsStill(t *testing.T) {
 		}
 		time.Sleep(progressInterval - 1)
 		synctest.Wait()
-		assert.Equal(t, []int64{0}, got, "too soon")
+		assert.Equal(t, []int64{0}, got(), "too soon")
 		time.Sleep(time.Nanosecond)
 		synctest.Wait()
-		assert.Equal(t, []int64{0, 30}, got)
+		assert.Equal(t, []int64{0, 30}, got())
 		time.Sleep(10 * progressInterval)
 		synctest.Wait()
-		assert.Equal(t, []int64{0, 30}, got, "nothing new")
+		assert.Equal(t, []int64{0, 30}, got(), "nothing new")
 		close(events)
 	})
 }
