@@ -1,5 +1,5 @@
-// Package imagevolume gives containers OCI images as directories, asked for by pod
-// annotations (see package request for their form).
+// Package imagevolume gives containers OCI images, or parts of them, as
+// directories, asked for by pod annotations (see package request for their form).
 //
 // A Manager is told what happens to pods and containers, and answers which
 // mounts a new container gets. Its rules:
@@ -14,6 +14,9 @@
 //     table. What nobody needs is let go.
 //   - A volume is read-only, or has room for what is written, which is one
 //     container's or one pod's and goes with it. Images are never written to.
+//   - Each image, or choice of its layers, is mounted once. A sub path is a part
+//     of that mount, several images are a mount over theirs. The key of a mount
+//     names its images (see key.go): it is how they are held, and found again.
 //   - An image that is on the node already is given only to pods of a namespace
 //     for which the store knows, or now proves, that it may have it.
 //   - The image of a native volume, which the container runtime mounts itself, is
