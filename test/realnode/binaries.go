@@ -125,7 +125,7 @@ func (b builder) workTree(ctx context.Context, withOcihold bool) (string, error)
 	}
 	defer unlock()
 	out := home + string(filepath.Separator)
-	if err := b.build(ctx, b.source, out, "", false, "./pinns", "./pause", "./proxy/cmd/registry-proxy"); err != nil {
+	if err := b.build(ctx, b.source, out, "", false, "./pinns", "./pause", "./guest", "./proxy/cmd/registry-proxy"); err != nil {
 		return "", err
 	}
 	if withOcihold {

@@ -29,6 +29,10 @@ import (
 // Handlers are the runtime handlers of every node; all of them are runc.
 var Handlers = []string{"runc", "vm", "wasm"}
 
+// Guest is the handler of a node booted with Options.Guest: it runs runc as if it
+// were a virtual machine's runtime. Command test/guest says how.
+const Guest = "guest"
+
 var crioConf = template.Must(template.New("crio.conf").Parse(`
 [crio]
 root = "{{.Root}}"
@@ -58,11 +62,11 @@ apparmor_profile = "unconfined"
 selinux = false
 irqbalance_config_restore_file = "disable"
 log_level = "info"
-{{range .Handlers}}
-[crio.runtime.runtimes.{{.}}]
-runtime_path = "{{$.Runc}}"
+{{range $name, $path := .Runtimes}}
+[crio.runtime.runtimes.{{$name}}]
+runtime_path = "{{$path}}"
 runtime_type = "oci"
-runtime_root = "{{$.Dir}}/run/{{.}}"
+runtime_root = "{{$.Dir}}/run/{{$name}}"
 monitor_path = "{{$.Conmon}}"
 monitor_cgroup = "pod"
 monitor_env = ["{{$.NodeEnv}}"]
@@ -117,9 +121,9 @@ const loopbackCNI = `{"cniVersion": "0.4.0", "name": "loopback", "plugins": [{"t
 // writeConfig writes every file that CRI-O, the registry and ocihold read,
 // except the drop-in and the hook, which ocihold renders itself.
 func (n *Node) writeConfig(o Options) error {
-	runc, err := exec.LookPath("runc")
+	runc, err := findRunc()
 	if err != nil {
-		return fmt.Errorf("find the runtime (Debian package runc): %w", err)
+		return err
 	}
 	conmon, err := exec.LookPath("conmon")
 	if err != nil {
@@ -130,9 +134,16 @@ func (n *Node) writeConfig(o Options) error {
 		return err
 	}
 	p := n.paths
+	runtimes := map[string]string{}
+	for _, h := range Handlers {
+		runtimes[h] = runc
+	}
+	if o.Guest {
+		runtimes[Guest] = p.bin(Guest)
+	}
 	var crio, ocihold strings.Builder
 	data := map[string]any{
-		"Dir": p.dir, "Root": p.crioRoot(), "RunRoot": p.crioRunRoot(), "Handlers": Handlers, "Runc": runc,
+		"Dir": p.dir, "Root": p.crioRoot(), "RunRoot": p.crioRunRoot(), "Runtimes": runtimes,
 		"Conmon": conmon, "NodeEnv": nodeEnv(p), "Pause": n.pauseImage(), "Policy": p.signaturePolicy(),
 		"Insecure": !n.state.TLS, "Registry": n.Registry(), "AuthFile": "", "CNI": cni,
 	}
@@ -196,6 +207,14 @@ func (n *Node) writeConfig(o Options) error {
 		return writeCertificate(p.cert(), p.key())
 	}
 	return nil
+}
+
+func findRunc() (string, error) {
+	runc, err := exec.LookPath("runc")
+	if err != nil {
+		return "", fmt.Errorf("find the runtime (Debian package runc): %w", err)
+	}
+	return runc, nil
 }
 
 func findCNI() (string, error) {

@@ -57,6 +57,8 @@ type Options struct {
 	// HandlerRoots gives the handlers vm and wasm roots of their own. Pods may
 	// choose vm by annotation; wasm is for the platform wasi/wasm.
 	HandlerRoots bool
+	// Guest adds the handler of that name.
+	Guest bool
 	// WithoutOcihold leaves ocihold out, for comparison with a plain CRI-O.
 	WithoutOcihold bool
 	// Log hears what takes long. May be nil.
@@ -363,7 +365,7 @@ func (n *Node) installPrograms(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	names := []string{"pinns", "pause", "registry-proxy"}
+	names := []string{"pinns", "pause", Guest, "registry-proxy"}
 	if !o.WithoutOcihold {
 		names = append(names, "ocihold", "ocihold-guard")
 	}
@@ -372,7 +374,11 @@ func (n *Node) installPrograms(ctx context.Context, o Options) error {
 			return err
 		}
 	}
-	return nil
+	runc, err := findRunc()
+	if err != nil {
+		return err
+	}
+	return installTool(runc, n.paths.bin(Guest+".real"))
 }
 
 // pushBaseImages puts the pause image and the base image into the registry.
