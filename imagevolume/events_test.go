@@ -378,8 +378,8 @@ func (n *node) create(p *nodePod, name string) {
 	wanted, wantedErr := request.ForContainer(request.Pod{Namespace: p.Namespace, Name: p.Name}, p.Annotations, name)
 	if n.away {
 		if wantedErr == nil && len(wanted) == 0 {
+			c.missed = true
 			p.containers[name] = c
-			n.hold(c, 1)
 		}
 		return // else the guard refuses
 	}
@@ -429,9 +429,6 @@ func (n *node) hold(c *nodeContainer, by int) {
 	for _, k := range c.leases {
 		n.held["lease"+k] += by
 	}
-	for _, v := range c.Natives {
-		n.held["lease"+v.ImageID] += by
-	}
 	n.mu.Unlock()
 	n.kernel()
 }
@@ -463,10 +460,15 @@ func (n *node) kernel() {
 }
 
 // startContainer starts it, unless the guard finds that its volumes are gone,
-// which happens to one that nobody told a new Manager of.
+// which happens to one that nobody told a new Manager of. The images of native
+// volumes are leased in the background: they count from here on.
 func (n *node) startContainer(p *nodePod, c *nodeContainer) {
+	if c.started {
+		return
+	}
+	synctest.Wait()
 	for _, k := range c.sources {
-		if !c.started && !n.mounts.Mounted(k) {
+		if !n.mounts.Mounted(k) {
 			delete(p.containers, c.Name)
 			n.forget(c)
 			return
@@ -476,12 +478,25 @@ func (n *node) startContainer(p *nodePod, c *nodeContainer) {
 		n.hold(c, 1)
 	}
 	c.started, c.missed = true, false
+	n.holdNatives(c, 1)
 	n.kernel()
+}
+
+// holdNatives counts the native volumes that a container has.
+func (n *node) holdNatives(c *nodeContainer, by int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, v := range c.Natives {
+		n.held["lease"+v.ImageID] += by
+	}
 }
 
 func (n *node) forget(c *nodeContainer) {
 	if !c.missed {
 		n.hold(c, -1)
+	}
+	if c.started {
+		n.holdNatives(c, -1)
 	}
 	n.kernel()
 }
@@ -500,7 +515,7 @@ func (n *node) endContainer(p *nodePod, c *nodeContainer) {
 
 func (n *node) endOrphans() {
 	for _, c := range n.orphans {
-		n.hold(c, -1)
+		n.forget(c)
 	}
 	n.orphans = nil
 	n.kernel()
@@ -515,9 +530,17 @@ func (n *node) removePod(id string) {
 	n.tell(func() { n.RemovePod(id) })
 }
 
-// synchronize is a registration. It can miss a container that is being created.
+// synchronize is a registration. It can miss a container that is being created,
+// which has started by the next, or is refused.
 func (n *node) synchronize(misses bool) {
 	n.away = false
+	for _, p := range n.pods {
+		for _, c := range p.containers {
+			if c.missed {
+				n.startContainer(p, c)
+			}
+		}
+	}
 	var pods []imagevolume.Pod
 	containers := map[string][]imagevolume.Container{}
 	for _, id := range slices.Sorted(maps.Keys(n.pods)) {
