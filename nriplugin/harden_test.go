@@ -17,7 +17,7 @@ func TestHardening(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "nri.sock")
 	runtime := startRuntime(t, socket)
 	defer runtime.Stop()
-	registered(t, startWith(t, nriplugin.Options{Socket: socket, HardenNative: true}, &recorder{}))
+	registered(t, runtime, startWith(t, nriplugin.Options{Socket: socket, HardenNative: true}, &recorder{}))
 
 	const image = `[{"container_path":"/n","host_path":"/s/merged","image":{"image":"` + imageID + `"}}]`
 	overlay := func(destination, lower string) *api.Mount {

@@ -137,9 +137,12 @@ func startWith(t *testing.T, options nriplugin.Options, volumes nriplugin.Volume
 	return p
 }
 
-func registered(t *testing.T, p *nriplugin.Plugin) {
+// registered waits until the runtime passes events on to the plugin, which is
+// some moments after that has answered the last question of its registration.
+func registered(t *testing.T, runtime *adaptation.Adaptation, p *nriplugin.Plugin) {
 	t.Helper()
 	require.Eventually(t, p.Registered, 10*time.Second, 10*time.Millisecond)
+	runtime.BlockPluginSync().Unblock()
 }
 
 func TestEvents(t *testing.T) {
@@ -149,7 +152,7 @@ func TestEvents(t *testing.T) {
 	defer runtime.Stop()
 	r := &recorder{}
 	t.Run("", func(t *testing.T) {
-		registered(t, start(t, socket, r))
+		registered(t, runtime, start(t, socket, r))
 		assert.Equal(t, []string{"synchronize p"}, r.take())
 		assert.Equal(t, map[string][]imagevolume.Container{
 			"p": {{
@@ -184,7 +187,7 @@ func TestAdjustment(t *testing.T) {
 	runtime := startRuntime(t, socket)
 	defer runtime.Stop()
 	r := &recorder{}
-	registered(t, start(t, socket, r))
+	registered(t, runtime, start(t, socket, r))
 	create := func(annotations map[string]string) (*api.ContainerAdjustment, error) {
 		c := &api.Container{Id: "c", PodSandboxId: "p", Annotations: annotations}
 		answer, err := runtime.CreateContainer(t.Context(), &adaptation.CreateContainerRequest{Pod: pod, Container: c})
@@ -242,7 +245,7 @@ func TestAnswersInTime(t *testing.T) {
 	defer runtime.Stop()
 	r := &recorder{held: make(chan struct{})}
 	p := start(t, socket, r)
-	registered(t, p)
+	registered(t, runtime, p)
 	create := func() error {
 		_, err := runtime.CreateContainer(t.Context(), &adaptation.CreateContainerRequest{Pod: pod, Container: container})
 		return err
@@ -276,7 +279,7 @@ func TestAttach(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- p.Run(ctx) }()
-	registered(t, p)
+	registered(t, runtime, p)
 	cancel()
 	require.NoError(t, <-ended)
 	for range 2 {
