@@ -67,6 +67,10 @@ var (
 	// ErrNewer is returned for what a newer version has left, in a form that this one does not know. It is left as it is.
 	ErrNewer = errors.New("it was made by a newer ocihold: run that again")
 
+	// ErrReadOnly is returned for a root whose disk became read-only, as ext4's does after an error: not even lists can
+	// be read there, as containers/storage opens its lock files to write.
+	ErrReadOnly = errors.New("its disk is read-only")
+
 	// ErrHung is returned for a root whose disk does not answer. When it does again, all goes on.
 	ErrHung = errors.New("its disk does not answer")
 

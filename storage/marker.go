@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -121,7 +123,8 @@ func readOwner(path string) (handler string, err error) {
 	return handler, nil
 }
 
-// checkMarker returns ErrUnmounted unless the marker is there and has the handler's name.
+// checkMarker returns ErrUnmounted unless the marker is there, has the handler's name, and is on a disk that can be
+// written; where that is what is wrong, ErrReadOnly too.
 func checkMarker(path, handler string) error {
 	switch owner, err := readOwner(path); {
 	case errors.Is(err, ErrNewer):
@@ -132,6 +135,18 @@ func checkMarker(path, handler string) error {
 		return fmt.Errorf("%w: %w", ErrUnmounted, err)
 	case owner != handler:
 		return fmt.Errorf("%w: %s says that it is the root of handler %q: mount the disk of handler %q there", ErrUnmounted, path, owner, handler)
+	}
+	if err := checkWritable(path); err != nil {
+		return fmt.Errorf("%w: %w", ErrUnmounted, err)
+	}
+	return nil
+}
+
+// checkWritable returns ErrReadOnly for what is on a read-only disk. It asks only the kernel.
+func checkWritable(path string) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err == nil && st.Flags&unix.ST_RDONLY != 0 {
+		return fmt.Errorf("%s: %w: see the kernel's log for why, and mount it to be written again", path, ErrReadOnly)
 	}
 	return nil
 }

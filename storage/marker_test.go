@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -116,6 +117,47 @@ func TestPrepareRootSparesOtherThings(t *testing.T) {
 			}
 			require.ErrorContains(t, err, tc.refused)
 			require.ErrorIs(t, CheckRoot(opt), ErrUnmounted)
+		})
+	}
+}
+
+// A root whose disk becomes read-only is refused, and comes back when the disk
+// can be written again.
+func TestReadOnlyDisk(t *testing.T) {
+	for name, marked := range map[string]bool{"handler's": true, "CRI-O's": false} {
+		t.Run(name, func(t *testing.T) {
+			reg := newRegistry(t)
+			reg.push(t, "a:1", imageOf(t, "a"))
+			reg.push(t, "a:2", imageOf(t, "b"))
+			opt := testOptions(t)
+			require.NoError(t, os.MkdirAll(opt.GraphRoot, 0o700))
+			require.NoError(t, unix.Mount("disk", opt.GraphRoot, "tmpfs", 0, ""))
+			t.Cleanup(func() { require.NoError(t, unix.Unmount(opt.GraphRoot, unix.MNT_DETACH)) })
+			if opt.Marker = marked; marked {
+				require.NoError(t, PrepareRoot(opt))
+			}
+			root, err := Open(opt)
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, root.Close()) })
+			image, err := root.Pull(t.Context(), reg.host+"/a:1", PullOptions{})
+			require.NoError(t, err)
+
+			remount := func(flags uintptr) {
+				require.NoError(t, unix.Mount("", opt.GraphRoot, "", unix.MS_REMOUNT|flags, ""))
+			}
+			remount(unix.MS_RDONLY)
+			_, err = root.Pull(t.Context(), reg.host+"/a:2", PullOptions{})
+			require.ErrorIs(t, err, ErrReadOnly)
+			require.ErrorContains(t, err, opt.GraphRoot)
+			assert.Equal(t, marked, errors.Is(err, ErrUnmounted))
+			_, err = root.Resolve(t.Context(), reg.host+"/a:1")
+			require.ErrorIs(t, err, ErrReadOnly)
+			_, errs := root.Images(t.Context())
+			require.ErrorIs(t, errors.Join(errs...), ErrReadOnly)
+			require.ErrorIs(t, root.Lease(t.Context(), image.ID), ErrReadOnly)
+			remount(0)
+			_, err = root.Pull(t.Context(), reg.host+"/a:2", PullOptions{})
+			require.NoError(t, err)
 		})
 	}
 }

@@ -252,7 +252,7 @@ func (r *Root) Close() error {
 	return r.downloads.release()
 }
 
-// usable returns why a call on r must not begin: ErrClosed, ErrUnmounted, or ctx's error.
+// usable returns why a call on r must not begin: ErrClosed, ErrUnmounted, ErrReadOnly, or ctx's error.
 func (r *Root) usable(ctx context.Context) error {
 	if err := r.ready(); err != nil {
 		return err
@@ -261,14 +261,15 @@ func (r *Root) usable(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// ready returns ErrClosed or ErrUnmounted where r cannot be used. Calls that only read are refused too where the marker
-// is missing: containers/storage makes directories for its lock files.
+// ready returns ErrClosed, ErrUnmounted or ErrReadOnly where r cannot be used. Calls that only read are refused too
+// where the marker is missing, as containers/storage makes directories for its lock files, and on a read-only disk, where
+// it panics.
 func (r *Root) ready() error {
 	if r.pulls.isClosed() {
 		return ErrClosed
 	}
 	if r.marker == "" {
-		return nil
+		return checkWritable(r.store.GraphRoot())
 	}
 	return checkMarker(r.marker, r.name)
 }
