@@ -84,3 +84,7 @@ var (
 	// ErrClosed is returned from calls on a closed [Root], and from pulls that its closing cut short.
 	ErrClosed = errors.New("root is closed")
 )
+
+// IsAway tells whether err says that a root cannot be used now for its disk, which is not mounted or does not answer
+// (ErrUnmounted, ErrHung): what is in other roots can.
+func IsAway(err error) bool { return errors.Is(err, ErrUnmounted) || errors.Is(err, ErrHung) }

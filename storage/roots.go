@@ -72,7 +72,7 @@ func OpenRoots(base Options, handlers []Options) (_ *Roots, err error) {
 		names, places = append(names, options.Name), append(places, filepath.Clean(options.GraphRoot))
 		h := &handlerRoot{options: options, pulse: newPulse(options), pulled: make(chan struct{}, 1)}
 		r.handlers = append(r.handlers, h)
-		if _, err := r.opened(h); err != nil && !errors.Is(err, ErrUnmounted) && !errors.Is(err, ErrHung) {
+		if _, err := r.opened(h); err != nil && !IsAway(err) {
 			return nil, err
 		}
 	}
@@ -156,7 +156,7 @@ func (r *Roots) opened(h *handlerRoot) (*Root, error) {
 	})
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	away := errors.Is(h.fault, ErrUnmounted) || errors.Is(h.fault, ErrHung)
+	away := IsAway(h.fault)
 	h.fault = err
 	if err != nil {
 		return nil, err

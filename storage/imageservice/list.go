@@ -59,7 +59,7 @@ func (s *Service) list(ctx context.Context, filter *cri.ImageFilter) ([]*cri.Ima
 
 	found, errs := s.roots.List(ctx)
 	for _, err := range errs {
-		if !errors.Is(err, storage.ErrBadRecord) && !errors.Is(err, storage.ErrUnmounted) && !errors.Is(err, storage.ErrHung) {
+		if !errors.Is(err, storage.ErrBadRecord) && !storage.IsAway(err) {
 			return nil, err
 		}
 	}
@@ -69,7 +69,7 @@ func (s *Service) list(ctx context.Context, filter *cri.ImageFilter) ([]*cri.Ima
 		ours[image.ID] = struct{}{}
 		config, err := s.config(ctx, image)
 		switch {
-		case errors.Is(err, storage.ErrNotFound), errors.Is(err, storage.ErrUnmounted), errors.Is(err, storage.ErrHung):
+		case errors.Is(err, storage.ErrNotFound), storage.IsAway(err):
 			continue // gone meanwhile
 		case err != nil:
 			errs = append(errs, err)

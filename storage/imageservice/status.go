@@ -110,7 +110,7 @@ func (s *Service) answer(ctx context.Context, found []storage.ImageAt) (answer, 
 	differ := false
 	for _, at := range found {
 		its, err := s.config(ctx, at)
-		if errors.Is(err, storage.ErrNotFound) || errors.Is(err, storage.ErrUnmounted) || errors.Is(err, storage.ErrHung) {
+		if errors.Is(err, storage.ErrNotFound) || storage.IsAway(err) {
 			continue // gone meanwhile
 		}
 		if err != nil {

@@ -323,7 +323,7 @@ func (s localStore) Images(ctx context.Context) (control.Images, error) {
 	list, errs := s.roots.List(ctx)
 	var result control.Images
 	for _, err := range errs {
-		if !errors.Is(err, storage.ErrBadRecord) && !errors.Is(err, storage.ErrUnmounted) && !errors.Is(err, storage.ErrHung) {
+		if !errors.Is(err, storage.ErrBadRecord) && !storage.IsAway(err) {
 			return control.Images{}, err
 		}
 		result.Faults = append(result.Faults, err.Error())
