@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"go.podman.io/image/v5/docker/reference"
 	"go.podman.io/image/v5/pkg/shortnames"
 )
 
@@ -14,11 +15,15 @@ func (r *Root) PullNames(ref string) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find what %q may be pulled by: %w", ref, err)
 	}
-	names := make([]string, len(candidates))
-	for i, c := range candidates {
-		names[i] = c.String()
+	return textOf(candidates), nil
+}
+
+func textOf(names []reference.Named) []string {
+	texts := make([]string, len(names))
+	for i, n := range names {
+		texts[i] = n.String()
 	}
-	return names, nil
+	return texts
 }
 
 // PresentNames returns the full names by which an image in the root may be what ref means: its own, where ref is an image

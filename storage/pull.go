@@ -69,22 +69,17 @@ func (o PullOptions) apply(sys *types.SystemContext) {
 // ErrRegistryUnavailable.
 //
 // Errors that wrap ErrNotFound, ErrInvalidReference, ErrUnauthorized, ErrRegistryUnavailable, ErrDigestMismatch,
-// ErrSignature, ErrEncrypted, ErrInvalidArtifact, ErrTooLarge, ErrUnsupported, ErrDiskFull or ErrClosed say what has to change; ctx's error means that the
-// caller left.
+// ErrSignature, ErrEncrypted, ErrInvalidArtifact, ErrTooLarge, ErrUnsupported, ErrDiskFull or ErrClosed say what has to
+// change; ctx's error means that the caller left.
 func (r *Root) Pull(ctx context.Context, ref string, opt PullOptions) (Image, error) {
 	if err := r.usable(ctx); err != nil {
 		return Image{}, fmt.Errorf("pull %q: %w", ref, err)
 	}
-	sysregistriesv2.InvalidateCache() // what registries.conf says now counts
 	candidates, err := r.pullCandidates(ref)
 	if err != nil {
 		return Image{}, fmt.Errorf("pull %q: %w", ref, err)
 	}
-	keys := make([]string, len(candidates))
-	for i, c := range candidates {
-		keys[i] = c.String()
-	}
-	image, err := r.pulls.do(ctx, strings.Join(keys, " ")+"\n"+opt.key(), opt.Progress, func(ctx context.Context, report func(Progress)) (Image, error) {
+	image, err := r.pulls.do(ctx, strings.Join(textOf(candidates), " ")+"\n"+opt.key(), opt.Progress, func(ctx context.Context, report func(Progress)) (Image, error) {
 		image, err := r.pullFirst(ctx, candidates, opt, report)
 		r.suspect(err)
 		r.countPull(err)
@@ -106,6 +101,7 @@ func (r *Root) pullCandidates(ref string) ([]reference.Named, error) {
 	if _, err := parseName(ref); err != nil {
 		return nil, err
 	}
+	sysregistriesv2.InvalidateCache() // what registries.conf says now counts
 	// Like CRI-O, which has no one to ask: try every candidate.
 	sys := r.sys
 	mode := types.ShortNameModeDisabled
