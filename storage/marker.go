@@ -105,18 +105,19 @@ func writeMarker(path, handler string) (err error) {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-func readMarker(path string) (handler string, err error) {
+// readText returns what a file like those of writeMarker says.
+func readText(path string) (string, error) {
 	content, err := os.ReadFile(path)
 	return strings.TrimSpace(string(content)), err
 }
 
 // readOwner returns the handler that a marker file names.
 func readOwner(path string) (handler string, err error) {
-	content, err := os.ReadFile(path)
+	content, err := readText(path)
 	if err != nil {
 		return "", err
 	}
-	handler, err = parseMarker(string(content))
+	handler, err = parseMarker(content)
 	if err != nil {
 		return "", fmt.Errorf("read %s: %w", path, err)
 	}

@@ -15,7 +15,7 @@ const runRootFile = ownPrefix + "runroot"
 // checkRunRoot returns ErrRunRoot where the root is in use with another run root than opt has. Where that is gone, as
 // after a boot, nothing uses it any more. others are the handler roots that are open.
 func (r *Roots) checkRunRoot(opt Options, others []*Root) error {
-	last, err := readMarker(filepath.Join(opt.GraphRoot, runRootFile))
+	last, err := readText(filepath.Join(opt.GraphRoot, runRootFile))
 	if errors.Is(err, fs.ErrNotExist) || err == nil && filepath.Clean(last) == filepath.Clean(opt.RunRoot) {
 		return nil
 	}
@@ -55,7 +55,7 @@ type mountRecord struct {
 // recordRunRoot keeps in the root with which run root it is open.
 func recordRunRoot(opt Options) error {
 	path := filepath.Join(opt.GraphRoot, runRootFile)
-	if last, err := readMarker(path); err == nil && last == filepath.Clean(opt.RunRoot) {
+	if last, err := readText(path); err == nil && last == filepath.Clean(opt.RunRoot) {
 		return nil
 	}
 	return writeMarker(path, filepath.Clean(opt.RunRoot))

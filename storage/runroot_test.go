@@ -56,7 +56,7 @@ func TestChangedRunRoot(t *testing.T) {
 		require.NoError(t, os.Rename(gone, node.handlers[0].RunRoot))
 	})
 	openRoots(t, node.base, node.handlers)
-	last, err := readMarker(filepath.Join(moved.GraphRoot, runRootFile))
+	last, err := readText(filepath.Join(moved.GraphRoot, runRootFile))
 	require.NoError(t, err)
 	assert.Equal(t, node.handlers[0].RunRoot, last, "nobody uses it")
 }
