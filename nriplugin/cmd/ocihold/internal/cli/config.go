@@ -47,22 +47,19 @@ func (a *app) configValidateCommand() *cobra.Command {
 			"A running daemon is not asked.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			file, explicit := a.configFile, cmd.Flags().Changed("config")
 			if len(args) > 0 {
-				file, explicit = args[0], true
+				if err := cmd.Flags().Set("config", args[0]); err != nil {
+					return err
+				}
 			}
-			config, err := conf.Load(file, explicit)
+			config, crio, err := a.loadCRIO(cmd)
 			if err != nil {
-				return fmt.Errorf("read configuration: %w", err)
-			}
-			crio, err := conf.ReadCRIO(config.CRIO.Config, config.CRIO.ConfigDir)
-			if err != nil {
-				return fmt.Errorf("read CRI-O's configuration: %w", err)
+				return err
 			}
 			if err := config.ValidateHandlers(crio); err != nil {
 				return fmt.Errorf("check handlers against CRI-O's configuration: %w", err)
 			}
-			fmt.Fprintf(a.out, "%s is valid.\n", file)
+			fmt.Fprintf(a.out, "%s is valid.\n", a.configFile)
 			return nil
 		},
 	}
