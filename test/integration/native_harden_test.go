@@ -3,9 +3,7 @@ package integration
 import (
 	"os"
 	"path"
-	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -106,20 +104,12 @@ func TestNativeFlags(t *testing.T) {
 	})
 	t.Run("a restart of ocihold, and not hardened", func(t *testing.T) {
 		before := runIn(t, "0", nil)
-		file := filepath.Join(n.OciholdConf()+".d", "60-harden.toml")
-		set := func(text string) {
-			require.NoError(t, n.Kill(t.Context(), realnode.Ocihold, syscall.SIGTERM))
-			require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
-			require.NoError(t, os.WriteFile(file, []byte(text), 0o644))
-			require.NoError(t, n.Start(t.Context(), realnode.Ocihold))
-			awaitRegistered(t, n)
-		}
-		set("[volumes]\nharden_native = false\n")
+		restartWith(t, n, "[volumes]\nharden_native = false\n")
 		require.Equal(t, []string{hardened, hardened}, options(t, before))
 		as := runIn(t, "0", map[string]string{"native-exec.ocihold.dev": "yes"})
 		require.Equal(t, []string{crio, crio}, options(t, as))
 		require.Equal(t, realnode.Output{Stdout: "hello\n"}, tryIn(t, as, "/volume", "./hello"))
-		set("")
+		restartWith(t, n, "")
 		require.Equal(t, []string{hardened, hardened}, options(t, runIn(t, "0", nil)))
 	})
 	t.Run("CRI-O's mount on the host goes with the image", func(t *testing.T) {

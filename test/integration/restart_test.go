@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -135,12 +137,7 @@ func TestKilledAtWork(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	for range count(6, 100) {
 		delay := time.Duration(random.IntN(int(600 * time.Millisecond)))
-		killed := make(chan error, 1)
-		go func() {
-			time.Sleep(delay)
-			err := n.Kill(t.Context(), realnode.Ocihold, syscall.SIGKILL)
-			killed <- errors.Join(err, n.Start(t.Context(), realnode.Ocihold))
-		}()
+		killed := killAfter(t, n, delay)
 		pod, err := n.RunPod(t.Context(), spec)
 		attempt := uint32(0)
 		var made []*realnode.Container
@@ -416,4 +413,28 @@ func requireSnapshot(t testing.TB, n *realnode.Node, want snapshot, containers [
 		return nil
 	})
 	require.Equal(t, want, snapshotOf(t, n, containers))
+}
+
+// restartWith starts ocihold again with settings over those that it has.
+func restartWith(t testing.TB, n *realnode.Node, settings string) {
+	t.Helper()
+	file := filepath.Join(n.OciholdConf()+".d", "60-over.toml")
+	require.NoError(t, n.Kill(t.Context(), realnode.Ocihold, syscall.SIGTERM))
+	require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
+	require.NoError(t, os.WriteFile(file, []byte(settings), 0o644))
+	require.NoError(t, n.Start(t.Context(), realnode.Ocihold))
+	awaitRegistered(t, n)
+}
+
+// killAfter kills ocihold in a moment, starts it again, and then says how that
+// went.
+func killAfter(t testing.TB, n *realnode.Node, delay time.Duration) <-chan error {
+	t.Helper()
+	killed := make(chan error, 1)
+	go func() {
+		time.Sleep(delay)
+		err := n.Kill(t.Context(), realnode.Ocihold, syscall.SIGKILL)
+		killed <- errors.Join(err, n.Start(t.Context(), realnode.Ocihold))
+	}()
+	return killed
 }

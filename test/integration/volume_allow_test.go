@@ -4,7 +4,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -81,21 +80,13 @@ func TestAllowedVolumes(t *testing.T) {
 	t.Run("a change of the settings", func(t *testing.T) {
 		pod := podWith(t, "team-a", model, "IfNotPresent")
 		c := run(t, pod, realnode.ContainerSpec{})
-		over := filepath.Join(n.OciholdConf()+".d", "60-allow.toml")
-		set := func(text string) {
-			require.NoError(t, n.Kill(t.Context(), realnode.Ocihold, syscall.SIGTERM))
-			require.NoError(t, os.MkdirAll(filepath.Dir(over), 0o755))
-			require.NoError(t, os.WriteFile(over, []byte(text), 0o644))
-			require.NoError(t, n.Start(t.Context(), realnode.Ocihold))
-			awaitRegistered(t, n)
-		}
-		set("[volumes]\nallowed_images = [\"127.0.0.1:*/other/*\"]\n")
+		restartWith(t, n, "[volumes]\nallowed_images = [\"127.0.0.1:*/other/*\"]\n")
 		refused(t, pod, realnode.ContainerSpec{Name: "second"}, "allowed_images in [volumes]")
 		wakeSettling(t, n)
 		require.Equal(t, "content\n", sh(t, c, "cat /vol/file"))
 		_, err := command(t, n, "crictl", "rmi", model)
 		require.ErrorContains(t, err, "in use")
-		set("[volumes]\nallowed_images = []\nallowed_namespaces = []\nmax_image_bytes = \"0\"\n")
+		restartWith(t, n, "[volumes]\nallowed_images = []\nallowed_namespaces = []\nmax_image_bytes = \"0\"\n")
 		require.Equal(t, "content\n", sh(t, run(t, pod, realnode.ContainerSpec{Name: "second"}), "cat /vol/file"))
 		for _, ref := range []string{other, large} {
 			run(t, podWith(t, "default", ref, "IfNotPresent"), realnode.ContainerSpec{})

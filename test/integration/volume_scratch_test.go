@@ -369,12 +369,7 @@ func TestScratchKilledAtWork(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	for range count(6, 100) {
 		delay := time.Duration(random.IntN(int(400 * time.Millisecond)))
-		killed := make(chan error, 1)
-		go func() {
-			time.Sleep(delay)
-			err := n.Kill(t.Context(), realnode.Ocihold, syscall.SIGKILL)
-			killed <- errors.Join(err, n.Start(t.Context(), realnode.Ocihold))
-		}()
+		killed := killAfter(t, n, delay)
 		pod, err := n.RunPod(t.Context(), spec)
 		attempt := uint32(0)
 		for ; err == nil && len(killed) == 0; attempt++ {
