@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -120,11 +119,7 @@ func TestPins(t *testing.T) {
 
 	// Switched off, the names go; and come again.
 	for _, pin := range []bool{false, true} {
-		require.NoError(t, n.Kill(t.Context(), realnode.Ocihold, syscall.SIGTERM))
-		dir := n.OciholdConf() + ".d"
-		require.NoError(t, os.MkdirAll(dir, 0o755))
-		require.NoError(t, os.WriteFile(filepath.Join(dir, "60-pin.toml"), fmt.Appendf(nil, "[volumes]\npin = %t\n", pin), 0o644))
-		require.NoError(t, n.Start(t.Context(), realnode.Ocihold))
+		restartWith(t, n, fmt.Sprintf("[volumes]\npin = %t\n", pin))
 		if pin {
 			pinned(img.id, theirs.id)
 		} else {
