@@ -1,12 +1,15 @@
 package integration
 
 import (
+	"encoding/json"
 	"errors"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -216,6 +219,50 @@ func TestForcedRemovalOfAMountedImage(t *testing.T) {
 		end(t, pod)
 	})
 	n.AssertClean(t)
+}
+
+// CRI-O's own repair, after it was killed, removes layers that no image or
+// container has and that are older than a day: that of a lease among them. It is
+// made again, and the volume stays whole.
+func TestRepairByCRIO(t *testing.T) {
+	n := realnode.Boot(t, realnode.Options{})
+	img := pushFiles(t, n, "repaired:1", 3, 20)
+	pod, c := mountedIn(t, n, img)
+	require.NoError(t, n.Kill(t.Context(), realnode.CRIO, syscall.SIGKILL))
+	ageLayers(t, n, 48*time.Hour)
+	repair := filepath.Join(n.Dir(), "etc", "crio", "crio.conf.d", "99-repair.conf")
+	require.NoError(t, os.WriteFile(repair, []byte("[crio]\ninternal_repair = true\n"), 0o644))
+	require.NoError(t, n.Start(t.Context(), realnode.CRIO))
+	require.Contains(t, logOf(t, n, realnode.CRIO), "Attempting to repair storage directory")
+
+	await(t, func() error {
+		if !strings.Contains(logOf(t, n, realnode.Ocihold), "lease of an image in use was gone; it is taken again") {
+			return errors.New("nothing was mended")
+		}
+		return checkHeld(n, img.id)
+	})
+	img.assertRead(t, c, "/vol")
+	require.NoError(t, pod.Remove(t.Context()))
+	requireNothingHeld(t, n)
+	n.AssertClean(t)
+}
+
+// ageLayers has the layers of CRI-O's root be so old, while CRI-O does not run and
+// ocihold has nothing to do.
+func ageLayers(t testing.TB, n *realnode.Node, age time.Duration) {
+	t.Helper()
+	file := filepath.Join(n.CRIORoot(), "overlay-layers", "layers.json")
+	content, err := os.ReadFile(file)
+	require.NoError(t, err)
+	var records []map[string]any
+	require.NoError(t, json.Unmarshal(content, &records))
+	for _, r := range records {
+		r["created"] = time.Now().Add(-age)
+	}
+	content, err = json.Marshal(records)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(file+".aged", content, 0o600))
+	require.NoError(t, os.Rename(file+".aged", file))
 }
 
 // mountedIn runs a pod with a container that has the image at /vol.
