@@ -223,7 +223,7 @@ func (m *Manager) adopt(p *pod, c Container) {
 			continue
 		}
 		var from []Image
-		for _, id := range identify(key, v.Sources, nil) {
+		for _, id := range identify(key, "", v.Sources, nil) {
 			from = append(from, Image{Root: parseKey(key).root, ID: id})
 		}
 		if p.looks[wantOf(v)] == nil {

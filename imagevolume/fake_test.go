@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -247,6 +248,13 @@ func (m *fakeMounts) Key(path string) string {
 		return ""
 	}
 	return key
+}
+
+func (m *fakeMounts) IDMap(userNS string) (string, error) {
+	if userNS == "/gone" {
+		return "", os.ErrNotExist
+	}
+	return "uid of " + userNS, nil
 }
 
 func (m *fakeMounts) Ensure(key string, spec hostmount.Spec) error {

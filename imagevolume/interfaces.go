@@ -80,6 +80,9 @@ type Mounts interface {
 	Path(key string) string
 	// Key is the inverse of Path; "" for a path that is not a mount's.
 	Key(path string) string
+	// IDMap describes how the user namespace that is bound at a path maps ids. It is
+	// not empty.
+	IDMap(userNS string) (string, error)
 	// Ensure mounts what spec says for key, once.
 	Ensure(key string, spec hostmount.Spec) error
 	// EnsureWritable mounts parts for key, once, with room for size bytes over

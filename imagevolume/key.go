@@ -11,7 +11,8 @@ import (
 //
 //	[ROOT.]ID                  all of the image ID, in the host's own ID mapping
 //	[ROOT.]SHORT+SHORT...~HASH else, with the first digits of each image's ID, and
-//	                           those of a hash over the whole description
+//	                           those of a hash over the whole description, with the
+//	                           ID mapping of the pod's user namespace
 //	...~HASH-ROOM              a writable one, with the name of the room for what
 //	                           is written
 //

@@ -34,9 +34,11 @@ type look struct {
 	sources   []request.Source
 	root      string // whose the images are
 	namespace string // of the pod
+	userNS    string // of the pod
 	scratch   request.Scratch
 	size      int64 // of the room for what is written
 
+	idMap   string // how userNS maps ids; "" until it is known
 	room    string // for what is written, of this round or the last; "" for none
 	spent   bool   // a container has the room that was made
 	running bool
@@ -94,7 +96,7 @@ func (l *look) abandon() {
 // newLook adds a look for what a volume wants.
 func (m *Manager) newLook(p *pod, v request.Volume) *look {
 	l := &look{
-		sources: v.Sources, root: m.stores.Root(p.Handler), namespace: p.Namespace, scratch: v.Scratch, size: v.ScratchSize,
+		sources: v.Sources, root: m.stores.Root(p.Handler), namespace: p.Namespace, userNS: p.UserNS, scratch: v.Scratch, size: v.ScratchSize,
 	}
 	if v.Scratch == request.ScratchPod {
 		l.room = podRoom(p.ID, v)
@@ -195,6 +197,15 @@ func (m *Manager) find(ctx context.Context, l *look) ([]Image, []string, error) 
 		l.adopt = key
 		m.mu.Unlock()
 	}
+	if l.userNS != "" {
+		idMap, err := m.mounts.IDMap(l.userNS)
+		if err != nil {
+			return nil, nil, mountFailure{err}
+		}
+		m.mu.Lock()
+		l.idMap = idMap
+		m.mu.Unlock()
+	}
 	images, err := m.takeOver(ctx, l, store)
 	if errors.Is(err, ErrNotPresent) {
 		images, err = m.obtainAll(ctx, l, store)
@@ -210,7 +221,7 @@ func (m *Manager) find(ctx context.Context, l *look) ([]Image, []string, error) 
 // of its mount is known. It returns ErrNotPresent where they cannot be told.
 func (m *Manager) takeOver(ctx context.Context, l *look, store Store) ([]Image, error) {
 	m.mu.Lock()
-	key := l.adopt
+	key, idMap := l.adopt, l.idMap
 	l.adopt = ""
 	m.mu.Unlock()
 	if key == "" || parseKey(key).root != l.root {
@@ -220,7 +231,7 @@ func (m *Manager) takeOver(ctx context.Context, l *look, store Store) ([]Image, 
 	if err != nil {
 		return nil, fmt.Errorf("list leases: %w", err)
 	}
-	ids := identify(key, l.sources, slices.Sorted(maps.Keys(leased)))
+	ids := identify(key, idMap, l.sources, slices.Sorted(maps.Keys(leased)))
 	if ids == nil {
 		return nil, ErrNotPresent
 	}
@@ -340,6 +351,7 @@ func (m *Manager) mount(ctx context.Context, l *look, store Store, images []Imag
 	}
 	c := contentOf(l.root, l.sources, ids)
 	m.mu.Lock()
+	c.IDMap = l.idMap
 	if l.room != "" {
 		c.room, c.size = l.room, l.size
 	}
@@ -357,7 +369,7 @@ func (m *Manager) mount(ctx context.Context, l *look, store Store, images []Imag
 	m.mu.Unlock()
 
 	for _, s := range steps {
-		err := m.take(ctx, store, s)
+		err := m.take(ctx, store, s, l.userNS)
 		if part, ok := errors.AsType[*hostmount.PartError](err); ok {
 			return nil, mountFailure{fmt.Errorf("sub path %q of image %s: %w", part.Path, l.refOf(part.Key, images), part.Err)}
 		}
@@ -380,7 +392,7 @@ func (l *look) refOf(key string, images []Image) string {
 }
 
 // take makes the mount of a step, unless it is there.
-func (m *Manager) take(ctx context.Context, store Store, s step) error {
+func (m *Manager) take(ctx context.Context, store Store, s step, userNS string) error {
 	if s.size > 0 {
 		// Room takes its time, and this look alone makes it. No settling that does
 		// not know of it goes on any more: the step before has waited for such.
@@ -397,7 +409,7 @@ func (m *Manager) take(ctx context.Context, store Store, s step) error {
 		if err != nil {
 			return err
 		}
-		spec.Layers = layers
+		spec.Layers, spec.UserNS = layers, userNS
 	}
 	return m.mounts.Ensure(s.key, spec)
 }

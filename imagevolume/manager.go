@@ -17,6 +17,8 @@ type Pod struct {
 	// Handler is the runtime handler; "" is the default.
 	Handler     string
 	Annotations map[string]string
+	// UserNS is where its user namespace is bound; "" is the host's.
+	UserNS string
 }
 
 // Container is a container of a pod.

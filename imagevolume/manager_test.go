@@ -139,6 +139,35 @@ func TestOneHoldForAll(t *testing.T) {
 	}))
 }
 
+func TestPodsOfOneIDMapShareAMount(t *testing.T) {
+	inWorld(t, synchronized(func(t *testing.T, w *world) {
+		mountOf := map[string]string{}
+		for name, userNS := range map[string]string{"host": "", "p": "/one", "q": "/one", "r": "/two"} {
+			p := pod(name, volumeA)
+			p.UserNS = userNS
+			w.RunPod(p)
+			w.wait()
+			given, err := w.CreateContainer(p, container("c"))
+			require.NoError(t, err)
+			mountOf[name] = given[0].Mount.Source
+		}
+		assert.Equal(t, "/mounts/"+id("a"), mountOf["host"])
+		assert.Equal(t, mountOf["p"], mountOf["q"])
+		assert.NotEqual(t, mountOf["p"], mountOf["r"])
+		assert.NotEqual(t, mountOf["host"], mountOf["p"])
+		w.Synchronize(nil, nil)
+		w.wait()
+		assert.Empty(t, w.store.leases())
+
+		gone := pod("gone", volumeA)
+		gone.UserNS = "/gone"
+		w.RunPod(gone)
+		w.wait()
+		_, err := w.CreateContainer(gone, container("c"))
+		require.ErrorContains(t, err, "ImageVolumeMountFailed: image volume /a: ")
+	}))
+}
+
 func TestEachHandlerHasItsRoot(t *testing.T) {
 	inWorld(t, synchronized(func(t *testing.T, w *world) {
 		w.stores.vm.registry["reg/a:1"] = id("b") // as for another platform

@@ -26,6 +26,8 @@ type Mount struct {
 type content struct {
 	root  string
 	Parts []part `json:"parts"`
+	// IDMap is how the pod's user namespace maps ids; "" where it has none.
+	IDMap string `json:"idMap,omitempty"`
 	// room names the room for what is written; "" where it is read-only. size is
 	// how much that is, in bytes.
 	room string
@@ -51,9 +53,10 @@ func contentOf(root string, sources []request.Source, ids []string) content {
 	return c
 }
 
-// identify returns the IDs, out of known ones, of the images whose content the
-// key names, by source; nil where that is none.
-func identify(key string, sources []request.Source, known []string) []string {
+// identify returns the IDs, out of known ones, of the images whose content, in a
+// pod whose user namespace maps ids so, the key names, by source; nil where that is
+// none.
+func identify(key, idMap string, sources []request.Source, known []string) []string {
 	k := parseKey(key)
 	if len(k.ids) != len(sources) {
 		return nil
@@ -66,7 +69,7 @@ func identify(key string, sources []request.Source, known []string) []string {
 	fits = func(i int) bool {
 		if i == len(ids) {
 			c := contentOf(k.root, sources, ids)
-			c.room = k.room
+			c.IDMap, c.room = idMap, k.room
 			return c.key() == key
 		}
 		for _, ids[i] = range known {
@@ -85,12 +88,12 @@ func identify(key string, sources []request.Source, known []string) []string {
 // base is the content that has a part at its path.
 func (c content) base(p part) content {
 	p.SubPath = ""
-	return content{root: c.root, Parts: []part{p}}
+	return content{root: c.root, Parts: []part{p}, IDMap: c.IDMap}
 }
 
 // key names the content.
 func (c content) key() string {
-	if p := c.Parts[0]; len(c.Parts) == 1 && p.MediaTypes == nil && p.SubPath == "" && c.room == "" {
+	if p := c.Parts[0]; len(c.Parts) == 1 && p.MediaTypes == nil && p.SubPath == "" && c.room == "" && c.IDMap == "" {
 		return wholeKey(Image{Root: c.root, ID: p.ImageID})
 	}
 	description, err := json.Marshal(c)

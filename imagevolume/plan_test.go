@@ -69,7 +69,7 @@ func TestPlan(t *testing.T) {
 				assert.False(t, k.has(Image{Root: "other", ID: id}))
 			}
 			assert.False(t, k.has(Image{Root: tc.root, ID: ids("f")[0]}))
-			assert.Equal(t, ids(tc.ids), identify(key, tc.sources, ids("abcdef")))
+			assert.Equal(t, ids(tc.ids), identify(key, "", tc.sources, ids("abcdef")))
 		})
 	}
 }
@@ -84,6 +84,8 @@ func TestKeysOfOtherContentsDiffer(t *testing.T) {
 		"other path":     contentOf("", []request.Source{{SubPath: "b"}}, ids("a")),
 		"type":           contentOf("", []request.Source{{MediaTypes: []string{"a"}}}, ids("a")),
 		"two types":      contentOf("", []request.Source{{MediaTypes: []string{"a", "b"}}}, ids("a")),
+		"id map":         {Parts: []part{{ImageID: ids("a")[0]}}, IDMap: "uid 0 1 1"},
+		"other id map":   {Parts: []part{{ImageID: ids("a")[0]}}, IDMap: "uid 0 2 1"},
 		"twice":          contentOf("", []request.Source{{}, {}}, ids("aa")),
 		"a, b":           contentOf("", []request.Source{{}, {}}, ids("ab")),
 		"b, a":           contentOf("", []request.Source{{}, {}}, ids("ba")),
@@ -123,11 +125,12 @@ func TestIdentify(t *testing.T) {
 	twins := []string{short("a") + strings.Repeat("1", 48), short("a") + strings.Repeat("2", 48), ids("b")[0]}
 	sources := []request.Source{{SubPath: "x"}, {}}
 	key := contentOf("vm", sources, []string{twins[1], twins[2]}).key()
-	assert.Equal(t, []string{twins[1], twins[2]}, identify(key, sources, twins), "the hash tells images apart that begin alike")
-	assert.Nil(t, identify(key, sources, twins[:2]), "one is not known")
-	assert.Nil(t, identify(key, sources[:1], twins), "another volume")
-	assert.Nil(t, identify(key, []request.Source{{SubPath: "y"}, {}}, twins), "another path")
-	assert.Equal(t, ids("a"), identify(ids("a")[0], sources[1:], nil), "all of an image is known by itself")
-	assert.Nil(t, identify(ids("a")[0], sources[:1], ids("a")))
-	assert.Nil(t, identify("k", sources, twins))
+	assert.Equal(t, []string{twins[1], twins[2]}, identify(key, "", sources, twins), "the hash tells images apart that begin alike")
+	assert.Nil(t, identify(key, "", sources, twins[:2]), "one is not known")
+	assert.Nil(t, identify(key, "", sources[:1], twins), "another volume")
+	assert.Nil(t, identify(key, "", []request.Source{{SubPath: "y"}, {}}, twins), "another path")
+	assert.Nil(t, identify(key, "uid 0 1 1", sources, twins), "another id map")
+	assert.Equal(t, ids("a"), identify(ids("a")[0], "", sources[1:], nil), "all of an image is known by itself")
+	assert.Nil(t, identify(ids("a")[0], "", sources[:1], ids("a")))
+	assert.Nil(t, identify("k", "", sources, twins))
 }

@@ -63,7 +63,7 @@ func (l *look) fits(key string) bool {
 	for i, img := range l.images {
 		ids[i] = img.ID
 	}
-	return slices.Equal(identify(key, l.sources, ids), ids) && len(ids) > 0
+	return slices.Equal(identify(key, l.idMap, l.sources, ids), ids) && len(ids) > 0
 }
 
 // Volumes lists the volumes given to containers, in the order of their names.

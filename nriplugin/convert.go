@@ -16,8 +16,19 @@ import (
 func podOf(pod *api.PodSandbox) imagevolume.Pod {
 	return imagevolume.Pod{
 		ID: pod.GetId(), Namespace: pod.GetNamespace(), Name: pod.GetName(), Handler: pod.GetRuntimeHandler(),
-		Annotations: pod.GetAnnotations(),
+		Annotations: pod.GetAnnotations(), UserNS: userNS(pod),
 	}
+}
+
+// userNS is where the pod's user namespace is bound. CRI-O binds one for each pod
+// that has one.
+func userNS(pod *api.PodSandbox) string {
+	for _, n := range pod.GetLinux().GetNamespaces() {
+		if n.GetType() == "user" {
+			return n.GetPath()
+		}
+	}
+	return ""
 }
 
 func containerOf(c *api.Container) imagevolume.Container {

@@ -91,6 +91,7 @@ const crioVolumes = `[
 var (
 	pod = &api.PodSandbox{
 		Id: "p", Name: "pod", Namespace: "ns", Annotations: map[string]string{request.Domain: "[]"},
+		Linux: &api.LinuxPodSandbox{Namespaces: []*api.LinuxNamespace{{Type: "network", Path: "/net"}, {Type: "user", Path: "/user"}}},
 	}
 	container = &api.Container{
 		Id: "c", PodSandboxId: "p", Name: "ctr",
@@ -170,7 +171,7 @@ func TestEvents(t *testing.T) {
 		require.NoError(t, runtime.RemoveContainer(ctx, &adaptation.RemoveContainerRequest{Pod: pod, Container: container}))
 		require.NoError(t, runtime.RemovePodSandbox(ctx, &adaptation.RemovePodSandboxRequest{Pod: pod}))
 		assert.Equal(t, []string{"run p", "create p/c", "end p/c", "end p/c", "remove p"}, r.take())
-		assert.Equal(t, imagevolume.Pod{ID: "p", Namespace: "ns", Name: "pod", Annotations: pod.GetAnnotations()}, r.pod)
+		assert.Equal(t, imagevolume.Pod{ID: "p", Namespace: "ns", Name: "pod", Annotations: pod.GetAnnotations(), UserNS: "/user"}, r.pod)
 		assert.Equal(t, r.containers["p"][0], r.container)
 
 		for _, volumes := range []string{"", "null", "[]", "{", `[{"image":"` + imageID + `"}]`} {

@@ -70,12 +70,29 @@ func Open(path string, api API) (*Dir, error) {
 	if err := unix.Mount("", path, "", unix.MS_UNBINDABLE, ""); err != nil {
 		return nil, fmt.Errorf("make %s unbindable: %w", path, err)
 	}
+	if err := d.clearStages(); err != nil {
+		return nil, err
+	}
 	for _, empty := range d.empties() {
 		if err := os.MkdirAll(empty, 0o755); err != nil {
 			return nil, fmt.Errorf("make empty layer: %w", err)
 		}
 	}
 	return d, nil
+}
+
+// clearStages removes what a crash left of mounts that are no key's.
+func (d *Dir) clearStages() error {
+	entries, err := os.ReadDir(d.path)
+	if err != nil {
+		return fmt.Errorf("list mounts: %w", err)
+	}
+	for _, entry := range entries {
+		if strings.HasPrefix(entry.Name(), stagePrefix) {
+			err = errors.Join(err, unstage(d.Path(entry.Name())))
+		}
+	}
+	return err
 }
 
 func (d *Dir) empties() []string {
@@ -94,6 +111,9 @@ type Spec struct {
 	// Layers are directories of the host, topmost first, none of which may be a
 	// symbolic link. They become a read-only overlay.
 	Layers []string
+	// UserNS is where a user namespace is bound: in it the files of Layers have the
+	// owners that they have on the host. "" leaves them to the host's.
+	UserNS string
 	// Parts are of other mounts of the Dir, topmost first. Several become a
 	// read-only overlay; one is attached as it is, directory or file.
 	Parts []Part
@@ -136,12 +156,19 @@ func (d *Dir) begin(key string) (there bool, err error) {
 }
 
 // overlay attaches an overlay for key: read-only, or over room.
-func (d *Dir) overlay(key string, spec Spec, room *scratch.Space) error {
+func (d *Dir) overlay(key string, spec Spec, room *scratch.Space) (err error) {
 	lowers, err := d.openLowers(spec)
 	if err != nil {
 		return err
 	}
 	defer closeAll(lowers)
+	if spec.UserNS != "" {
+		done, err := d.mapLayers(key, lowers[:len(spec.Layers)], spec.UserNS)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, done()) }()
+	}
 	var upper []int
 	if room != nil {
 		if upper, err = openUpper(room, lowers[0]); err != nil {

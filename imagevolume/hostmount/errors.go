@@ -15,6 +15,10 @@ var (
 	// one is inside the other. Nothing was mounted.
 	ErrOverlap = errors.New("two parts of one image are the same or one is inside the other; choose parts that lie apart")
 
+	// ErrNoIDMap is returned when the layers' owners cannot be mapped for a user
+	// namespace: by this kernel, or on their file system. Nothing was mounted.
+	ErrNoIDMap = errors.New("the owners of the image's files cannot be mapped")
+
 	// errUnsupported says that the kernel lacks what the mount API in
 	// question needs.
 	errUnsupported = errors.New("not supported by this kernel")

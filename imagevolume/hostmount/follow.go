@@ -141,6 +141,16 @@ func (f *Follower) Ensure(key string, spec Spec) error {
 	return at.do(func() error { return at.dir.Ensure(key, spec) })
 }
 
+// IDMap is that of Dir.
+func (f *Follower) IDMap(path string) (idMap string, err error) {
+	at := f.at.Load()
+	if at == nil {
+		return "", errNowhere
+	}
+	err = at.do(func() (err error) { idMap, err = at.dir.IDMap(path); return err })
+	return idMap, err
+}
+
 // EnsureWritable is that of Dir.
 func (f *Follower) EnsureWritable(ctx context.Context, key string, parts []Part, size int64) error {
 	at := f.at.Load()

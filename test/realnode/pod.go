@@ -18,6 +18,12 @@ type PodSpec struct {
 	Annotations     map[string]string
 	// Handler is the runtime handler; "" is CRI-O's default.
 	Handler string
+	// OneSandbox gives the containers one process namespace, for which CRI-O makes
+	// an infra container. Runtimes that put a pod into one sandbox need it.
+	OneSandbox bool
+	// Users gives the pod a user namespace with this mapping of user and group
+	// ids, and a network namespace with nothing but a loopback.
+	Users *cri.IDMapping
 }
 
 // Pod is a running pod sandbox.
@@ -52,7 +58,7 @@ func (n *Node) RunPod(ctx context.Context, spec PodSpec) (*Pod, error) {
 		Linux: &cri.LinuxPodSandboxConfig{
 			CgroupParent: filepath.Join(n.paths.cgroupParent(), "pods", uid),
 			SecurityContext: &cri.LinuxSandboxSecurityContext{
-				NamespaceOptions: namespaces(),
+				NamespaceOptions: spec.namespaces(),
 			},
 		},
 	}
@@ -63,8 +69,17 @@ func (n *Node) RunPod(ctx context.Context, spec PodSpec) (*Pod, error) {
 	return &Pod{ID: resp.GetPodSandboxId(), Config: config, node: n}, nil
 }
 
-func namespaces() *cri.NamespaceOption {
-	return &cri.NamespaceOption{Network: cri.NamespaceMode_NODE, Pid: cri.NamespaceMode_CONTAINER}
+func (s PodSpec) namespaces() *cri.NamespaceOption {
+	options := &cri.NamespaceOption{Network: cri.NamespaceMode_NODE, Pid: cri.NamespaceMode_CONTAINER}
+	if s.OneSandbox {
+		options.Pid = cri.NamespaceMode_POD
+	}
+	if s.Users != nil {
+		options.Network = cri.NamespaceMode_POD
+		ids := []*cri.IDMapping{s.Users}
+		options.UsernsOptions = &cri.UserNamespace{Mode: cri.NamespaceMode_POD, Uids: ids, Gids: ids}
+	}
+	return options
 }
 
 // ContainerSpec describes a container to create.
@@ -126,7 +141,7 @@ func (p *Pod) Create(ctx context.Context, spec ContainerSpec) (*Container, error
 			"io.kubernetes.pod.uid":        meta.GetUid(),
 		},
 		Linux: &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{
-			NamespaceOptions: namespaces(),
+			NamespaceOptions: p.Config.GetLinux().GetSecurityContext().GetNamespaceOptions(),
 			Privileged:       spec.Privileged,
 			RunAsUser:        spec.User,
 		}},
