@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
+	"github.com/opencontainers/selinux/go-selinux"
 	"golang.org/x/sys/unix"
 
 	"github.com/ocihold/ocihold/imagevolume/scratch"
@@ -39,6 +40,8 @@ type Dir struct {
 	path string
 	api  API
 	room *scratch.Dir // nil until OpenScratch
+	// selinux says that the kernel has it, so that overlays get labels.
+	selinux bool
 }
 
 // Open makes path an unbindable tmpfs, unless it is one already, and keeps
@@ -51,7 +54,7 @@ func Open(path string, api API) (*Dir, error) {
 	if err != nil {
 		return nil, fmt.Errorf("resolve mount directory: %w", err)
 	}
-	d := &Dir{path: filepath.Clean(path), api: api}
+	d := &Dir{path: filepath.Clean(path), api: api, selinux: selinux.GetEnabled()}
 	here, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
 		return m.Mountpoint != resolved || m.FSType != "tmpfs" || !strings.HasPrefix(m.Source, dirSource), false
 	})
@@ -180,7 +183,7 @@ func (d *Dir) overlay(key string, spec Spec, room *scratch.Space) (err error) {
 	if err := os.Mkdir(target, 0o755); err != nil {
 		return fmt.Errorf("make mount point: %w", err)
 	}
-	if err := mountOverlay(d.api, target, lowers, upper); err != nil {
+	if err := mountOverlay(d.api, target, lowers, overlayOptions(upper, d.selinux), upper == nil); err != nil {
 		if spec.Parts != nil && errors.Is(err, unix.ELOOP) {
 			err = ErrOverlap
 		}

@@ -28,41 +28,48 @@ const (
 	mountAttrs   = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV
 )
 
-// overlayOptions are set on every overlay. An image's layers come from
-// strangers: what their extended attributes say of redirects and metadata-only
-// copies is not followed.
-var overlayOptions = [][2]string{
-	{"redirect_dir", "nofollow"},
-	{"metacopy", "off"},
-	{"index", "off"},
-}
+// SELinux labels of all files of an overlay, by which containers of every pod may
+// read them, and write what is not read-only: pods share overlays, and their own
+// labels differ.
+const (
+	labelReadOnly = "system_u:object_r:container_ro_file_t:s0"
+	labelWritable = "system_u:object_r:container_file_t:s0"
+)
 
-// upperOptions are those of an overlay that is not read-only. It is not volatile,
-// though it does not outlive the node: only who syncs learns that the disk below
-// is full.
-func upperOptions(upper []int) [][2]string {
-	if upper == nil {
-		return nil
+// overlayOptions are those of an overlay. It is read-only, or upper are its
+// directories for what is written and for the kernel's work on it. It is not
+// volatile, though it does not outlive the node: only who syncs learns that the
+// disk below is full.
+func overlayOptions(upper []int, selinux bool) [][2]string {
+	// An image's layers come from strangers: what their extended attributes say of
+	// redirects and metadata-only copies is not followed.
+	options := [][2]string{{"redirect_dir", "nofollow"}, {"metacopy", "off"}, {"index", "off"}}
+	label := labelReadOnly
+	if upper != nil {
+		options = append(options, [2]string{"upperdir", fdPath(upper[0])}, [2]string{"workdir", fdPath(upper[1])})
+		label = labelWritable
 	}
-	return [][2]string{{"upperdir", fdPath(upper[0])}, {"workdir", fdPath(upper[1])}}
+	if selinux {
+		options = append(options, [2]string{"context", label})
+	}
+	return options
 }
 
 // mountOverlay attaches an overlay of lowers, topmost first, at target, which is
-// its source, too. It is read-only, or upper are its directories for what is
-// written and for the kernel's work on it.
-func mountOverlay(api API, target string, lowers, upper []int) error {
+// its source, too.
+func mountOverlay(api API, target string, lowers []int, options [][2]string, readOnly bool) error {
 	if len(lowers) > maxLowers {
 		return fmt.Errorf("%w: %d layers, the kernel takes %d", ErrTooManyLayers, len(lowers), maxLowers)
 	}
 	switch api {
 	case Mount:
-		return mountOld(target, lowers, upper)
+		return mountOld(target, lowers, options, readOnly)
 	case Fsconfig:
-		return mountNew(target, lowers, upper)
+		return mountNew(target, lowers, options, readOnly)
 	case Auto:
-		err := mountNew(target, lowers, upper)
+		err := mountNew(target, lowers, options, readOnly)
 		if errors.Is(err, errUnsupported) {
-			return mountOld(target, lowers, upper)
+			return mountOld(target, lowers, options, readOnly)
 		}
 		return err
 	default:
@@ -88,7 +95,7 @@ func closeAll(fds []int) {
 
 func fdPath(fd int) string { return fmt.Sprintf("/proc/self/fd/%d", fd) }
 
-func mountNew(target string, lowers, upper []int) error {
+func mountNew(target string, lowers []int, options [][2]string, readOnly bool) error {
 	fs, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		if errors.Is(err, unix.ENOSYS) {
@@ -102,10 +109,10 @@ func mountNew(target string, lowers, upper []int) error {
 		return fmt.Errorf("set overlay source: %w%s", err, contextLog(fs))
 	}
 	attrs := mountAttrs
-	if upper == nil {
+	if readOnly {
 		attrs |= unix.MOUNT_ATTR_RDONLY
 	}
-	for _, option := range append(upperOptions(upper), overlayOptions...) {
+	for _, option := range options {
 		if err := unix.FsconfigSetString(fs, option[0], option[1]); err != nil {
 			return fmt.Errorf("set overlay option %s: %w%s", option[0], err, contextLog(fs))
 		}
@@ -155,20 +162,20 @@ func contextLog(fs int) string {
 	}
 }
 
-func mountOld(target string, lowers, upper []int) error {
+func mountOld(target string, lowers []int, options [][2]string, readOnly bool) error {
 	paths := make([]string, len(lowers))
 	for i, fd := range lowers {
 		paths[i] = fdPath(fd)
 	}
-	options := []string{"lowerdir=" + strings.Join(paths, ":")}
-	for _, option := range append(upperOptions(upper), overlayOptions...) {
-		options = append(options, option[0]+"="+option[1])
+	all := []string{"lowerdir=" + strings.Join(paths, ":")}
+	for _, option := range options {
+		all = append(all, option[0]+"="+option[1])
 	}
 	var flags uintptr = mountFlags
-	if upper == nil {
+	if readOnly {
 		flags |= unix.MS_RDONLY
 	}
-	data := strings.Join(options, ",")
+	data := strings.Join(all, ",")
 	if len(data) > maxMountData {
 		return fmt.Errorf("%w: %d layers do not fit into the options of mount(2); a kernel of 6.8 or newer takes %d",
 			ErrTooManyLayers, len(lowers), maxLowers)
