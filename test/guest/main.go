@@ -1,8 +1,10 @@
-// Command guest stands between CRI-O and runc, as runtimes do that run containers
-// in a virtual machine: it takes nothing of the host into the guest but by bind
-// mounts, and runs the createRuntime hooks itself, with the id of a process that
-// has no mount of the container. Then it hands over to NAME.real beside it, NAME
-// being its own name, without those hooks.
+// Command guest stands between CRI-O and an OCI runtime. NAME being its own name,
+// it hands over to NAME.real beside it. As "guest", to runc, it does as runtimes do
+// that run containers in a virtual machine: it takes nothing of the host into the
+// guest but by bind mounts, and runs the createRuntime hooks itself, with the id of
+// a process that has no mount of the container; runc is not to run these. As
+// "gvisor", to runsc, it makes up for what CRI-O and a machine without KVM want
+// otherwise.
 package main
 
 import (
@@ -14,6 +16,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"syscall"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -35,13 +38,38 @@ func run(name string, args []string) error {
 	if err != nil {
 		return err
 	}
-	if slices.Contains(args, "create") {
-		if err := rewrite(args); err != nil {
+	command := []string{filepath.Join(filepath.Dir(self), name+".real")}
+	prepare := guest
+	if name == "gvisor" {
+		command = append(command, "--platform=systrap", "--network=host", "--ignore-cgroups", "--overlay2=none")
+		prepare = gvisor
+	}
+	command = append(command, args...)
+	switch {
+	case slices.Contains(args, "create"):
+		if err := rewrite(args, prepare); err != nil {
 			return err
 		}
+	case slices.Contains(args, "start") && name == "gvisor":
+		return start(command)
 	}
-	real := filepath.Join(filepath.Dir(self), name+".real")
-	return syscall.Exec(real, append([]string{real}, args...), os.Environ())
+	return syscall.Exec(command[0], command, os.Environ())
+}
+
+// start has runsc start a container. Processes that it leaves behind keep its output
+// open, to whose end CRI-O would wait: so that is a file.
+func start(command []string) error {
+	out, err := os.CreateTemp("", "start")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(out.Name()) //nolint:errcheck // nothing depends on it
+	cmd := exec.Cmd{Path: command[0], Args: command, Stdout: out, Stderr: out}
+	if err := cmd.Run(); err != nil {
+		text, _ := os.ReadFile(out.Name())
+		return fmt.Errorf("%w: %s", err, text)
+	}
+	return nil
 }
 
 // container is the one that is to be created.
@@ -50,8 +78,8 @@ type container struct {
 	spec       specs.Spec
 }
 
-// rewrite has the bundle's config.json prepared for a guest.
-func rewrite(args []string) error {
+// rewrite has the bundle's config.json prepared.
+func rewrite(args []string, prepare func(*container) error) error {
 	c := container{id: args[len(args)-1]}
 	at := slices.Index(args, "--bundle")
 	if at < 0 || at+1 == len(args) {
@@ -66,7 +94,7 @@ func rewrite(args []string) error {
 	if err := json.Unmarshal(text, &c.spec); err != nil {
 		return fmt.Errorf("parse %s: %w", file, err)
 	}
-	if err := guest(&c); err != nil {
+	if err := prepare(&c); err != nil {
 		return err
 	}
 	if text, err = json.Marshal(c.spec); err != nil {
@@ -98,4 +126,17 @@ func guest(c *container) error {
 	}
 	c.spec.Hooks.CreateRuntime = nil
 	return nil
+}
+
+// gvisor takes away an OOM score that this machine does not let one set.
+func gvisor(c *container) error {
+	const file = "/proc/self/oom_score_adj"
+	before, err := os.ReadFile(file)
+	if score := c.spec.Process.OOMScoreAdj; err == nil && score != nil {
+		if os.WriteFile(file, []byte(strconv.Itoa(*score)), 0) != nil {
+			c.spec.Process.OOMScoreAdj = nil
+		}
+		err = os.WriteFile(file, before, 0)
+	}
+	return err
 }

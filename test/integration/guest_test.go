@@ -70,3 +70,35 @@ func TestGuestRuntime(t *testing.T) {
 	})
 	n.AssertClean(t)
 }
+
+// TestGVisor gives a volume to a container in gVisor's sandbox, which passes its
+// hooks a process without the mounts of the container.
+func TestGVisor(t *testing.T) {
+	n := realnode.Boot(t, realnode.Options{GVisor: true})
+	ref := push(t, n, "gvisor:1", []images.Entry{images.File("program", "#!/bin/sh\necho runs\n", 0o755)}, version("one"))
+	asked := volumes(t, volume{Image: ref, MountPath: "/volume"})
+	pod := runPod(t, n, realnode.PodSpec{Handler: realnode.GVisor, OneSandbox: true, Annotations: asked})
+	c := run(t, pod, realnode.ContainerSpec{})
+	// runsc gives all containers the process of the sandbox, for whose end CRI-O then
+	// waits when it stops one.
+	info, err := c.Info(t.Context())
+	require.NoError(t, err)
+	require.Positive(t, info.PID)
+	t.Cleanup(func() { _ = syscall.Kill(info.PID, syscall.SIGKILL) })
+
+	assert.Contains(t, sh(t, c, "dmesg"), "gVisor")
+	assert.Equal(t, "onerefused\n", sh(t, c, "cd /volume; cat version; ./program 2>/dev/null || echo refused"))
+	assert.Equal(t, "refused\n", sh(t, c, "touch /volume/new 2>/dev/null || echo refused"))
+	id := imageID(t, c)
+	assertHeld(t, n, id)
+
+	require.NoError(t, n.Kill(t.Context(), realnode.Ocihold, syscall.SIGKILL))
+	_, err = pod.Create(t.Context(), realnode.ContainerSpec{Name: "bare"})
+	require.ErrorContains(t, err, "not injected: is ocihold running?")
+	require.NoError(t, n.Start(t.Context(), realnode.Ocihold))
+
+	require.NoError(t, syscall.Kill(info.PID, syscall.SIGKILL))
+	require.NoError(t, pod.Remove(t.Context()))
+	requireLetGo(t, n, id)
+	n.AssertClean(t)
+}

@@ -33,6 +33,7 @@ var (
 	crictlTool   = tool{"crictl", "crictl", "sigs.k8s.io/cri-tools/cmd/crictl", "", false}
 	registryTool = tool{"registry", "registry", "github.com/distribution/distribution/v3/cmd/registry", "", false}
 	oracleTool   = tool{"oracle", "crio", "./oracle", crioTags, true}
+	runscTool    = tool{"runsc", "runsc", "gvisor.dev/gvisor/runsc", "", false}
 	kubeletTool  = tool{"kubelet", "kubelet", "k8s.io/kubernetes/cmd/kubelet", "", false}
 )
 

@@ -30,8 +30,12 @@ import (
 var Handlers = []string{"runc", "vm", "wasm"}
 
 // Guest is the handler of a node booted with Options.Guest: it runs runc as if it
-// were a virtual machine's runtime. Command test/guest says how.
-const Guest = "guest"
+// were a virtual machine's runtime. GVisor is that of one booted with
+// Options.GVisor: gVisor's runsc. Command test/guest says how.
+const (
+	Guest  = "guest"
+	GVisor = "gvisor"
+)
 
 var crioConf = template.Must(template.New("crio.conf").Parse(`
 [crio]
@@ -140,6 +144,9 @@ func (n *Node) writeConfig(o Options) error {
 	}
 	if o.Guest {
 		runtimes[Guest] = p.bin(Guest)
+	}
+	if o.GVisor {
+		runtimes[GVisor] = p.bin(GVisor)
 	}
 	var crio, ocihold strings.Builder
 	data := map[string]any{

@@ -57,8 +57,8 @@ type Options struct {
 	// HandlerRoots gives the handlers vm and wasm roots of their own. Pods may
 	// choose vm by annotation; wasm is for the platform wasi/wasm.
 	HandlerRoots bool
-	// Guest adds the handler of that name.
-	Guest bool
+	// Guest and GVisor add the handlers of these names.
+	Guest, GVisor bool
 	// WithoutOcihold leaves ocihold out, for comparison with a plain CRI-O.
 	WithoutOcihold bool
 	// Log hears what takes long. May be nil.
@@ -378,7 +378,14 @@ func (n *Node) installPrograms(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	return installTool(runc, n.paths.bin(Guest+".real"))
+	if err := installTool(runc, n.paths.bin(Guest+".real")); err != nil || !o.GVisor {
+		return err
+	}
+	runsc, err := b.tool(ctx, runscTool)
+	if err != nil {
+		return err
+	}
+	return errors.Join(install(filepath.Join(built, Guest), n.paths.bin(GVisor)), installTool(runsc, n.paths.bin(GVisor+".real")))
 }
 
 // pushBaseImages puts the pause image and the base image into the registry.
