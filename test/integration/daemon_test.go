@@ -286,8 +286,10 @@ func TestUnitPrivileges(t *testing.T) {
 		images.File("capable", "x", 0o755).WithXattr("security.capability", capability), images.Whiteout("gone"),
 	}
 	ref := push(t, n, "odd:1", []images.Entry{images.File("gone", "x", 0o644)}, odd)
-	for _, handler := range []string{"", "vm"} {
-		pod := runPod(t, n, realnode.PodSpec{Handler: handler, Annotations: volumes(t, volume{Image: ref, MountPath: "/vol"})})
+	mapped := &cri.IDMapping{HostId: 200000, Length: 65536}
+	for _, spec := range []realnode.PodSpec{{}, {Handler: "vm"}, {Users: mapped}} {
+		spec.Annotations = volumes(t, volume{Image: ref, MountPath: "/vol"})
+		pod := runPod(t, n, spec)
 		c := run(t, pod, realnode.ContainerSpec{})
 		assert.Equal(t, "secret", sh(t, c, "cat /vol/closed/file"))
 		assert.Equal(t, "4755 1234:4321 1:3 no\n",
@@ -297,7 +299,11 @@ func TestUnitPrivileges(t *testing.T) {
 		require.NotEmpty(t, found)
 		size, err := unix.Lgetxattr(found[0], "security.capability", make([]byte, 64))
 		require.NoError(t, err)
-		assert.Equal(t, 20, size)
+		want := 20
+		if spec.Users != nil {
+			want = 24 // with whom root is
+		}
+		assert.Equal(t, want, size)
 		require.NoError(t, pod.Remove(t.Context()))
 		n.AssertClean(t)
 	}
