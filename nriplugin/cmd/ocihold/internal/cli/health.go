@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"fmt"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -62,7 +61,7 @@ func connect(ctx context.Context, conn *grpc.ClientConn) error {
 func sweepOf(name string, at time.Time, err error) *health.Sweep {
 	sweep := &health.Sweep{Name: name, At: at}
 	if err != nil {
-		sweep.Fault = strings.ReplaceAll(err.Error(), "\n", "; ")
+		sweep.Fault = err.Error()
 	}
 	return sweep
 }

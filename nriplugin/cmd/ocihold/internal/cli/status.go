@@ -49,7 +49,7 @@ func statusTable(status control.Status) [][]string {
 		if fault == "" {
 			fault = "ok"
 		}
-		rows = append(rows, []string{name, strings.ReplaceAll(fault, "\n", "; "), when})
+		rows = append(rows, []string{name, fault, when})
 	}
 	for _, p := range status.Parts {
 		row(p.Name, p.Fault, "")

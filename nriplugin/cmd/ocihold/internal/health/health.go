@@ -48,7 +48,7 @@ type Part struct {
 	Fault string `json:"fault,omitempty"`
 }
 
-// Report is how the daemon is.
+// Report is how the daemon is. Each fault is one line.
 type Report struct {
 	// Registered says that CRI-O passes NRI's events to the daemon.
 	Registered bool                `json:"registered"`
@@ -145,9 +145,15 @@ func (w *Watch) Report() Report {
 	}
 	w.mu.Lock()
 	for name, p := range w.parts {
-		r.Parts = append(r.Parts, Part{name, p.fault()})
+		r.Parts = append(r.Parts, Part{name, oneLine(p.fault())})
 	}
 	w.mu.Unlock()
+	for i := range r.Sweeps {
+		r.Sweeps[i].Fault = oneLine(r.Sweeps[i].Fault)
+	}
+	for i := range r.Roots {
+		r.Roots[i].Fault = oneLine(r.Roots[i].Fault)
+	}
 	slices.SortFunc(r.Parts, func(a, b Part) int { return strings.Compare(a.Name, b.Name) })
 	for _, p := range r.Parts {
 		r.Alive = r.Alive && p.Fault == ""
@@ -155,6 +161,8 @@ func (w *Watch) Report() Report {
 	r.Ready = r.Alive && r.Registered && r.Roots[0].Fault == ""
 	return r
 }
+
+func oneLine(fault string) string { return strings.ReplaceAll(fault, "\n", "; ") }
 
 // Handle adds GET /healthz and /readyz to mux: 200 or 503, and what is wrong,
 // a line each.

@@ -28,14 +28,14 @@ func TestWatch(t *testing.T) {
 	}{
 		"well":        {registered: true, alive: true, ready: true, healthz: 200, readyz: 200, text: "ok\n"},
 		"no CRI-O":    {alive: true, healthz: 200, readyz: 503, text: "not registered with CRI-O: is it running, with NRI enabled?\n"},
-		"part failed": {ask: func(context.Context) error { return errors.New("no") }, registered: true, healthz: 503, readyz: 503, text: "p: no\n"},
+		"part failed": {ask: func(context.Context) error { return errors.New("no\nnever") }, registered: true, healthz: 503, readyz: 503, text: "p: no; never\n"},
 		"part is stuck": {
 			ask: func(context.Context) error { time.Sleep(time.Hour); return nil }, registered: true,
 			healthz: 503, readyz: 503, text: "p: it does not answer since 00:00:00\n",
 		},
-		"one root's disk": {registered: true, other: "stuck", alive: true, ready: true, healthz: 200, readyz: 200, text: "root of handler vm: stuck\n"},
+		"one root's disk": {registered: true, other: "stuck\nstill", alive: true, ready: true, healthz: 200, readyz: 200, text: "root of handler vm: stuck; still\n"},
 		"CRI-O's disk":    {registered: true, base: "stuck", alive: true, healthz: 200, readyz: 503, text: "root of handler default: stuck\n"},
-		"sweep":           {registered: true, sweep: "half", alive: true, ready: true, healthz: 200, readyz: 200, text: "s: half\n"},
+		"sweep":           {registered: true, sweep: "half\ndone", alive: true, ready: true, healthz: 200, readyz: 200, text: "s: half; done\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
