@@ -3,17 +3,11 @@ package cli
 import (
 	"context"
 	"errors"
-	"fmt"
-	"net"
-	"os"
-	"path/filepath"
 	"sync/atomic"
-	"time"
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 
 	"github.com/ocihold/ocihold/conf"
 	"github.com/ocihold/ocihold/imagevolume"
@@ -55,36 +49,6 @@ func (a *app) logger(config conf.Config) *logrus.Logger {
 		log.SetLevel(level)
 	}
 	return log
-}
-
-// stopLimit is how long the end may take. It takes long only where a disk does
-// not answer, and then may never come.
-const stopLimit = 20 * time.Second
-
-// alone runs the only daemon of a run directory until it has ended, at most
-// stopLimit after ctx.
-func alone(ctx context.Context, config conf.Config, daemon func(context.Context) error) error {
-	if err := claimRunDir(config.RunDir); err != nil {
-		return err
-	}
-	unlock, err := lockRunDir(config.RunDir)
-	if err != nil {
-		return err
-	}
-	defer unlock() // also for the next one, where this process cannot end
-	ended := make(chan error, 1)
-	go func() { ended <- daemon(ctx) }()
-	select {
-	case err := <-ended:
-		return err
-	case <-ctx.Done():
-	}
-	select {
-	case err := <-ended:
-		return err
-	case <-time.After(stopLimit):
-		return fmt.Errorf("what was under way has not ended in %s, as where a disk does not answer: it is left", stopLimit)
-	}
 }
 
 func run(ctx context.Context, config conf.Config, crio *conf.CRIO, reread func() (conf.Config, error), log *logrus.Logger) (err error) {
@@ -135,28 +99,16 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, reread func()
 		Name: config.NRI.PluginName, Index: config.NRI.PluginIndex, Socket: socket, Attach: mounts.Follow,
 		HardenNative: config.Volumes.HardenNative, Log: log,
 	}, manager)
-	if err := control.Unused(controlSocket(config), config.ImageSocket()); err != nil {
-		return err
-	}
-	listener, err := control.Listen(controlSocket(config))
-	if err != nil {
-		return err
-	}
-	images, err := control.Listen(config.ImageSocket())
-	if err != nil {
-		return errors.Join(err, listener.Close())
-	}
-
-	exposed, err := listenMetrics(ctx, config)
-	if err != nil {
-		return errors.Join(err, listener.Close(), images.Close())
-	}
-
 	own, err := imageservice.Dial(config.ImageSocket())
 	if err != nil {
-		return errors.Join(err, listener.Close(), images.Close())
+		return err
 	}
 	defer func() { err = errors.Join(err, own.Close()) }()
+	on, err := listen(ctx, config)
+	if err != nil {
+		return err
+	}
+
 	var swept atomic.Pointer[health.Sweep]
 	watch := health.New(healthOptions(config, store, manager, plugin, own, &swept))
 	notifier := health.NewNotifier(watch, log)
@@ -165,8 +117,8 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, reread func()
 	}
 
 	group, ctx := errgroup.WithContext(ctx)
-	if exposed != nil {
-		group.Go(func() error { return metrics.New(store.roots, log).Run(ctx, exposed, watch.Handle) })
+	if on.metrics != nil {
+		group.Go(func() error { return metrics.New(store.roots, log).Run(ctx, on.metrics, watch.Handle) })
 	}
 	group.Go(func() error { return store.roots.Watch(ctx) })
 	group.Go(func() error { return watch.Run(ctx) })
@@ -175,9 +127,9 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, reread func()
 	group.Go(func() error { return manager.Run(ctx) })
 	group.Go(func() error { return plugin.Run(ctx) })
 	group.Go(func() error {
-		return control.Serve(ctx, listener, &daemon{store, manager, watch}, log)
+		return control.Serve(ctx, on.commands, &daemon{store, manager, watch}, log)
 	})
-	group.Go(func() error { return store.service.Serve(ctx, images) })
+	group.Go(func() error { return store.service.Serve(ctx, on.images) })
 	if len(config.Roots()) > 0 {
 		group.Go(func() error { return sweepRoots(ctx, store, &swept, log) })
 		group.Go(func() error { return store.collectAll(ctx) })
@@ -187,85 +139,6 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, reread func()
 	}
 	log.WithField("version", version()).Info("ocihold runs")
 	return group.Wait()
-}
-
-// listenMetrics listens where metrics are to be served; nil for nowhere.
-func listenMetrics(ctx context.Context, config conf.Config) (net.Listener, error) {
-	if config.Metrics.Address == "" {
-		return nil, nil //nolint:nilnil // nowhere is what it says
-	}
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", config.Metrics.Address)
-	if err != nil {
-		return nil, fmt.Errorf("serve metrics: %w: change address in [metrics]", err)
-	}
-	return listener, nil
-}
-
-// pauseRetry is how long it takes to the next try to pull the pause image.
-const pauseRetry = 30 * time.Second
-
-// keepPauseImage pulls the pause image into CRI-O's root before CRI-O needs it:
-// CRI-O's own pull might lean on layers in handlers' roots.
-func keepPauseImage(ctx context.Context, root *storage.Root, crio *conf.CRIO, log logrus.FieldLogger) error {
-	for ctx.Err() == nil {
-		_, err := root.Resolve(ctx, crio.PauseImage)
-		if errors.Is(err, storage.ErrNotFound) {
-			_, err = root.Pull(ctx, crio.PauseImage, storage.PullOptions{AuthFile: crio.PauseImageAuthFile})
-		}
-		if err == nil {
-			break
-		}
-		log.WithError(err).Warn("the pause image is not there")
-		select {
-		case <-ctx.Done():
-		case <-time.After(pauseRetry):
-		}
-	}
-	return nil
-}
-
-// claimRunDir makes the run directory, and refuses one that others could put
-// things into, or lead elsewhere.
-func claimRunDir(dir string) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("make run directory: %w", err)
-	}
-	var st unix.Stat_t
-	if err := unix.Lstat(dir, &st); err != nil {
-		return fmt.Errorf("look at run directory: %w", err)
-	}
-	switch {
-	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
-		return fmt.Errorf("run directory %s is a link: remove it, or set run_dir to where it leads", dir)
-	case st.Uid != uint32(os.Geteuid()): //nolint:gosec // never negative here
-		return fmt.Errorf("run directory %s belongs to user %d, who could change what is there: remove it", dir, st.Uid)
-	case st.Mode&0o022 != 0:
-		return fmt.Errorf("run directory %s can be written by others: chmod go-w %s", dir, dir)
-	}
-	return nil
-}
-
-// lockPatience is how long the lock of a killed daemon may outlive it: until
-// the program that it was about to start has been loaded.
-const lockPatience = 2 * time.Second
-
-// lockRunDir makes this the only daemon of its run directory. The lock ends
-// with the process.
-func lockRunDir(dir string) (unlock func(), err error) {
-	file, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("open lock: %w", err)
-	}
-	err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	for end := time.Now().Add(lockPatience); errors.Is(err, unix.EWOULDBLOCK) && time.Now().Before(end); {
-		<-time.After(lockPatience / 100)
-		err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	}
-	if err != nil {
-		file.Close()
-		return nil, fmt.Errorf("another ocihold runs in %s: stop it, or give this one a run_dir of its own: %w", dir, err)
-	}
-	return func() { file.Close() }, nil
 }
 
 // daemon answers the commands.
