@@ -11,6 +11,7 @@ import (
 
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/stub"
+	"github.com/containerd/ttrpc"
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
@@ -111,12 +112,14 @@ func (p *Plugin) serve(ctx context.Context) (served bool, err error) {
 		}
 	}
 	closed := make(chan struct{}, 1)
+	accepted := make(chan struct{})
 	h := &handlers{Plugin: p}
 	s, err := stub.New(h,
 		stub.WithPluginName(p.options.Name),
 		stub.WithPluginIdx(p.options.Index),
 		stub.WithConnection(conn),
 		stub.WithLogger(logger{p.options.Log}),
+		stub.WithTTRPCOptions([]ttrpc.ClientOpts{onSuccess(func() { close(accepted) })}, nil),
 		stub.WithOnClose(func() {
 			select {
 			case closed <- struct{}{}:
@@ -128,7 +131,7 @@ func (p *Plugin) serve(ctx context.Context) (served bool, err error) {
 	}
 	h.timeout = s.RequestTimeout
 	defer p.registered.Store(false)
-	if err := begin(ctx, s, func() { conn.Close() }); err != nil {
+	if err := begin(ctx, s, accepted, func() { conn.Close() }); err != nil {
 		return false, fmt.Errorf("register with the container runtime: %w", err)
 	}
 	defer s.Wait()
@@ -162,11 +165,27 @@ func attach(conn net.Conn, do func(pid int) error) error {
 	return nil
 }
 
-// begin starts the stub. A runtime that takes the registration and goes away
+// onSuccess has done called after each call to the runtime that it answers well:
+// the stub's only one is its registration.
+func onSuccess(done func()) ttrpc.ClientOpts {
+	return ttrpc.WithUnaryClientInterceptor(func(ctx context.Context, req *ttrpc.Request, resp *ttrpc.Response,
+		_ *ttrpc.UnaryClientInfo, invoke ttrpc.Invoker,
+	) error {
+		err := invoke(ctx, req, resp)
+		if err == nil {
+			done()
+		}
+		return err
+	})
+}
+
+// begin starts the stub. A runtime that has accepted the registration and goes away
 // before it configures the plugin leaves the library waiting, for ever and with
 // its lock held: then the connection is closed and the configuration that does
-// not come is made up, which ends the wait.
-func begin(ctx context.Context, s stub.Stub, hangUp func()) error {
+// not come is made up, which ends the wait. The library takes one configuration
+// and keeps one more; whoever brings another waits for ever. So none is made up
+// before the registration is accepted: closing the connection ends that.
+func begin(ctx context.Context, s stub.Stub, accepted <-chan struct{}, hangUp func()) error {
 	started := make(chan error, 1)
 	go func() { started <- s.Start(ctx) }()
 	var err error
@@ -179,12 +198,18 @@ func begin(ctx context.Context, s stub.Stub, hangUp func()) error {
 		err = errors.New("it does not answer")
 	}
 	hangUp()
-	if waiting, ok := s.(interface {
-		Configure(context.Context, *api.ConfigureRequest) (*api.ConfigureResponse, error)
-	}); ok {
-		_, _ = waiting.Configure(ctx, &api.ConfigureRequest{})
+	var failed error
+	select {
+	case failed = <-started:
+	case <-accepted:
+		if waiting, ok := s.(interface {
+			Configure(context.Context, *api.ConfigureRequest) (*api.ConfigureResponse, error)
+		}); ok {
+			_, _ = waiting.Configure(ctx, &api.ConfigureRequest{})
+		}
+		failed = <-started
 	}
-	if <-started == nil {
+	if failed == nil {
 		s.Stop()
 	}
 	return err

@@ -288,11 +288,18 @@ func TestAttach(t *testing.T) {
 	}
 }
 
-// runtimeService is a runtime that takes registrations and then does nothing.
-type runtimeService struct{ registered chan struct{} }
+// runtimeService is a runtime that takes registrations and then does nothing. It
+// does not answer where it is silent.
+type runtimeService struct {
+	registered chan struct{}
+	silent     bool
+}
 
-func (r runtimeService) RegisterPlugin(context.Context, *api.RegisterPluginRequest) (*api.Empty, error) {
+func (r runtimeService) RegisterPlugin(ctx context.Context, _ *api.RegisterPluginRequest) (*api.Empty, error) {
 	r.registered <- struct{}{}
+	if r.silent {
+		<-ctx.Done()
+	}
 	return &api.Empty{}, nil
 }
 
@@ -302,7 +309,8 @@ func (runtimeService) UpdateContainers(context.Context, *api.UpdateContainersReq
 
 // TestRegistersAgain lets a plugin meet a runtime that is not there, one that
 // hangs up, one that goes away between registration and configuration, one that
-// never configures, and at last one that works.
+// never configures, one that does but never answers the registration, and at last
+// one that works.
 func TestRegistersAgain(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	socket := filepath.Join(t.TempDir(), "nri.sock")
@@ -314,7 +322,7 @@ func TestRegistersAgain(t *testing.T) {
 		conn, err := listener.Accept()
 		require.NoError(t, err)
 		require.NoError(t, conn.Close())
-		for _, hangUp := range []bool{true, false} {
+		for _, does := range []string{"hangs up", "never configures", "configures and never answers"} {
 			conn, err := listener.Accept()
 			require.NoError(t, err)
 			mux := multiplex.Multiplex(conn)
@@ -322,13 +330,21 @@ func TestRegistersAgain(t *testing.T) {
 			require.NoError(t, err)
 			server, err := ttrpc.NewServer()
 			require.NoError(t, err)
-			service := runtimeService{make(chan struct{}, 1)}
+			service := runtimeService{make(chan struct{}, 1), does == "configures and never answers"}
 			api.RegisterRuntimeService(server, service)
 			served := make(chan error, 1)
 			go func() { served <- server.Serve(t.Context(), serviceListener) }()
 			<-service.registered
-			if hangUp {
+			switch does {
+			case "hangs up":
 				require.NoError(t, mux.Close())
+			case "configures and never answers":
+				conn, err := mux.Open(multiplex.PluginServiceConn)
+				require.NoError(t, err)
+				client := ttrpc.NewClient(conn)
+				defer client.Close()
+				_, err = api.NewPluginClient(client).Configure(t.Context(), &api.ConfigureRequest{})
+				require.NoError(t, err)
 			}
 			defer func() {
 				_ = server.Close()
