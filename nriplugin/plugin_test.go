@@ -342,7 +342,7 @@ func TestRegistersAgain(t *testing.T) {
 				conn, err := mux.Open(multiplex.PluginServiceConn)
 				require.NoError(t, err)
 				client := ttrpc.NewClient(conn)
-				defer client.Close()
+				defer func() { _ = client.Close() }()
 				_, err = api.NewPluginClient(client).Configure(t.Context(), &api.ConfigureRequest{})
 				require.NoError(t, err)
 			}
