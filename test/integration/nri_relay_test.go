@@ -9,6 +9,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -25,15 +26,20 @@ type relay struct {
 	next, latest *passage // connections
 }
 
-// passage counts the steps of a connection.
+// configured is the step that ends a plugin's configuration. What follows is
+// Synchronize.
+const configured = 5
+
+// passage has the times of the steps of a connection.
 type passage struct {
-	mu       sync.Mutex
-	step, at int
-	before   func()
+	mu     sync.Mutex
+	steps  []time.Time
+	at     int
+	before func()
 }
 
 // newRelay returns a relay to the node's CRI-O that passes everything on.
-func newRelay(t *testing.T, n *realnode.Node) *relay {
+func newRelay(t testing.TB, n *realnode.Node) *relay {
 	t.Helper()
 	run := filepath.Join(n.Dir(), "run")
 	r := &relay{socket: filepath.Join(run, "relay.sock"), target: filepath.Join(run, "nri.sock"), next: &passage{}}
@@ -70,7 +76,18 @@ func (r *relay) steps() int {
 	defer r.mu.Unlock()
 	r.latest.mu.Lock()
 	defer r.latest.mu.Unlock()
-	return r.latest.step
+	return len(r.latest.steps)
+}
+
+// since is the time between the step after that one and the last, of the latest
+// connection so far.
+func (r *relay) since(step int) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.latest.mu.Lock()
+	defer r.latest.mu.Unlock()
+	steps := r.latest.steps
+	return steps[len(steps)-1].Sub(steps[step])
 }
 
 func (r *relay) serve(plugin net.Conn) {
@@ -94,7 +111,7 @@ func (r *relay) serve(plugin net.Conn) {
 func (p *passage) count() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.step++; p.step == p.at {
+	if p.steps = append(p.steps, time.Now()); len(p.steps) == p.at {
 		p.before()
 	}
 }
