@@ -60,8 +60,8 @@ func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + 
 // node's own configuration. The registry takes every REGISTRY_* for a setting.
 var foreign = []string{"REGISTRY", "CONTAINERS_", "STORAGE_", "XDG_", "NOTIFY_", "LISTEN_", "DOCKER_"}
 
-// daemonEnv is the environment of the node's programs.
-func (n *Node) daemonEnv() []string {
+// DaemonEnv is the environment of the node's programs.
+func (n *Node) DaemonEnv() []string {
 	var env []string
 outer:
 	for _, e := range os.Environ() {

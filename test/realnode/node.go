@@ -331,7 +331,7 @@ func (n *Node) renderForCRIO(ctx context.Context) error {
 // ocihold runs one of its commands and returns what it prints.
 func (n *Node) ocihold(ctx context.Context, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, n.paths.bin("ocihold"), append([]string{"--config", n.paths.ociholdConf()}, args...)...)
-	cmd.Env = n.daemonEnv()
+	cmd.Env = n.DaemonEnv()
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()

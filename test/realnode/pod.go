@@ -112,6 +112,10 @@ type Container struct {
 	pod *Pod
 }
 
+// Pod returns a handle by which the sandbox of that id, whoever made it, can be
+// removed.
+func (n *Node) Pod(id string) *Pod { return &Pod{ID: id, node: n} }
+
 // Create creates a container without starting it.
 func (p *Pod) Create(ctx context.Context, spec ContainerSpec) (*Container, error) {
 	if spec.Name == "" {

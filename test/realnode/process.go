@@ -51,7 +51,7 @@ func (n *Node) spawn(name string, cmd *exec.Cmd) error {
 		cmd.Args = slices.Concat(words, cmd.Args)
 	}
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.Env = n.daemonEnv()
+	cmd.Env = n.DaemonEnv()
 	cmd.Dir = n.paths.dir
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
@@ -96,6 +96,15 @@ func (n *Node) running(name string) (int, error) {
 		return -1, nil //nolint:nilerr // the process has just ended
 	}
 	return fd, nil
+}
+
+// Running tells whether a program of the node runs.
+func (n *Node) Running(name string) (bool, error) {
+	fd, err := n.running(name)
+	if err != nil || fd < 0 {
+		return false, err
+	}
+	return true, unix.Close(fd)
 }
 
 // signal sends a signal to a program of the node; one that does not run is left

@@ -1,0 +1,408 @@
+package integration
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/ocihold/ocihold/test/realnode"
+)
+
+// recoveryLimit is how long a node may take from the end of a fault until all
+// works again by itself.
+const recoveryLimit = 10 * time.Second
+
+// sparedNode is a node with containers that have volumes and must not lose them,
+// whatever happens around them: one with a volume from CRI-O's own root, and one
+// from the root of vm.
+type sparedNode struct {
+	*realnode.Node
+
+	random  *rand.Rand
+	spared  []*spared
+	passing atomic.Uint64 // counts names of pods
+}
+
+// spared is a container with a volume, which a test replaces only where the
+// fault ends it.
+type spared struct {
+	handler string
+	image   pushed
+	pod     *realnode.Pod
+	c       *realnode.Container
+	pid     int
+}
+
+const sparedPath = "/vol"
+
+func newSparedNode(t *testing.T, o realnode.Options, random *rand.Rand) *sparedNode {
+	t.Helper()
+	o.HandlerRoots = true
+	n := &sparedNode{Node: realnode.Boot(t, o), random: random}
+	for _, handler := range []string{"", "vm"} {
+		n.spared = append(n.spared, &spared{handler: handler, image: pushFiles(t, n.Node, "spared/of-"+handler+"x:1", 3, 10)})
+	}
+	n.ensureSpared(t)
+	await(t, n.checkLeft)
+	return n
+}
+
+// ensureSpared runs the spared containers that do not run.
+func (n *sparedNode) ensureSpared(t *testing.T) {
+	t.Helper()
+	for _, s := range n.spared {
+		if s.c != nil {
+			status, err := s.c.Status(t.Context())
+			if err == nil && status.GetState() == cri.ContainerState_CONTAINER_RUNNING && alive(s.pid) {
+				continue
+			}
+			await(t, func() error { return s.pod.Remove(t.Context()) })
+		}
+		var err error
+		s.pod, err = n.RunPod(t.Context(), realnode.PodSpec{
+			Handler: s.handler, Annotations: volumes(t, volume{Image: s.image.ref, MountPath: sparedPath}),
+		})
+		require.NoError(t, err)
+		s.c = run(t, s.pod, realnode.ContainerSpec{Command: []string{"/bin/sh", "-c", "while sleep 0.2; do echo alive; done"}})
+		info, err := s.c.Info(t.Context())
+		require.NoError(t, err)
+		s.pid = info.PID
+	}
+}
+
+func alive(pid int) bool { return pid > 0 && unix.Kill(pid, 0) == nil }
+
+// try runs a pod of the handler with a volume of the image, reads all of it in a
+// container and removes the pod.
+func (n *sparedNode) try(ctx context.Context, handler string, image pushed) error {
+	text, err := json.Marshal([]volume{{Image: image.ref, MountPath: sparedPath, PullPolicy: "IfNotPresent"}})
+	if err != nil {
+		return err
+	}
+	pod, err := n.RunPod(ctx, realnode.PodSpec{
+		Name: fmt.Sprint("passing-", n.passing.Add(1)), Handler: handler, Annotations: map[string]string{domain: string(text)},
+	})
+	if err != nil {
+		return err
+	}
+	c, err := n.runAgain(ctx, pod)
+	if err == nil {
+		var info realnode.Info
+		if info, err = c.Info(ctx); err == nil {
+			err = image.checkFiles(fmt.Sprintf("/proc/%d/root%s", info.PID, sparedPath))
+		}
+	}
+	return errors.Join(err, pod.Remove(ctx))
+}
+
+// runAgain runs a container as kubelet does, which tries again.
+func (n *sparedNode) runAgain(ctx context.Context, pod *realnode.Pod) (*realnode.Container, error) {
+	for attempt := uint32(0); ; attempt++ {
+		c, err := pod.Run(ctx, realnode.ContainerSpec{Attempt: attempt})
+		if err == nil {
+			return c, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, errors.Join(err, ctx.Err())
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// pullInto has ocihold pull an image for a handler.
+func (n *sparedNode) pullInto(ctx context.Context, handler, ref string) (string, error) {
+	resp, err := n.OciholdImages().PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: ref, RuntimeHandler: handler}})
+	return resp.GetImageRef(), err
+}
+
+// removeFrom has ocihold remove an image of a handler's root; one that is not there is
+// no error.
+func (n *sparedNode) removeFrom(ctx context.Context, handler, ref string) error {
+	_, err := n.OciholdImages().RemoveImage(ctx, &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: ref, RuntimeHandler: handler}})
+	return err
+}
+
+// checkFiles returns an error unless the directory has the image's files, and no
+// others.
+func (p pushed) checkFiles(dir string) error {
+	got := map[string]string{}
+	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.Type().IsRegular() {
+			return err
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		sum := sha256.New()
+		if _, err := io.Copy(sum, f); err != nil {
+			return err
+		}
+		got[strings.TrimPrefix(path, dir+"/")] = hex.EncodeToString(sum.Sum(nil))
+		return nil
+	})
+	if err == nil && !maps.Equal(got, p.sums) {
+		err = fmt.Errorf("%s has %d files that are not those of %s, which has %d", dir, len(got), p.ref, len(p.sums))
+	}
+	return err
+}
+
+// checkSpared returns an error unless the spared containers that run read their
+// volumes, and those that do not are as many as may have ended.
+func (n *sparedNode) checkSpared(mayEnd bool) error {
+	for _, s := range n.spared {
+		if !alive(s.pid) {
+			if mayEnd {
+				continue
+			}
+			return fmt.Errorf("the container with %s has ended", s.image.ref)
+		}
+		if err := s.image.checkFiles(fmt.Sprintf("/proc/%d/root%s", s.pid, sparedPath)); err != nil && alive(s.pid) {
+			return fmt.Errorf("volume of a running container: %w", err)
+		}
+	}
+	return nil
+}
+
+// checkBare returns an error for a container that runs without the volume that it
+// was to have. It asks the runtime's own records and the kernel, nobody else.
+func (n *sparedNode) checkBare() error {
+	states, err := filepath.Glob(filepath.Join(n.Dir(), "run", "*", "*", "state.json"))
+	if err != nil {
+		return err
+	}
+	for _, file := range states {
+		content, err := os.ReadFile(file)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		var state struct {
+			PID    int `json:"init_process_pid"`
+			Config struct{ Labels []string }
+		}
+		if json.Unmarshal(content, &state) != nil {
+			continue // it is being written: nothing has started yet
+		}
+		asks := slices.ContainsFunc(state.Config.Labels, func(l string) bool { return strings.HasPrefix(l, domain) })
+		if !asks || !slices.Contains(state.Config.Labels, "io.kubernetes.cri-o.ContainerType=container") {
+			continue
+		}
+		name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", state.PID))
+		if err != nil || strings.HasPrefix(string(name), "runc") {
+			continue // it has ended, or has not started
+		}
+		mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", state.PID))
+		if err != nil || len(mounts) == 0 {
+			continue
+		}
+		if !strings.Contains(string(mounts), " "+sparedPath+" ") {
+			return fmt.Errorf("bare: process %d, %s, runs without its volume: %s", state.PID, file, mounts)
+		}
+	}
+	return nil
+}
+
+// checkWorks returns an error unless all that a node does works: pods with volumes
+// from either root, pods without, pulls and removals for either root.
+func (n *sparedNode) checkWorks(ctx context.Context, probe pushed) error {
+	if err := n.ocihold(ctx, "status"); err != nil {
+		return err
+	}
+	// Not by a connection that is there from before.
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", n.ImageSocket())
+	if err != nil {
+		return err
+	}
+	_ = conn.Close()
+	for _, s := range n.spared {
+		if err := n.try(ctx, s.handler, s.image); err != nil {
+			return fmt.Errorf("volume for handler %q: %w", s.handler, err)
+		}
+		if _, err := n.pullInto(ctx, s.handler, probe.ref); err != nil {
+			return fmt.Errorf("pull for handler %q: %w", s.handler, err)
+		}
+		if err := n.removeFrom(ctx, s.handler, probe.ref); err != nil {
+			return fmt.Errorf("remove for handler %q: %w", s.handler, err)
+		}
+	}
+	pod, err := n.RunPod(ctx, realnode.PodSpec{Name: fmt.Sprint("plain-", n.passing.Add(1))})
+	if err != nil {
+		return err
+	}
+	_, err = pod.Run(ctx, realnode.ContainerSpec{})
+	return errors.Join(err, pod.Remove(ctx))
+}
+
+// recovers waits until all works, which may take recoveryLimit, and returns how long it
+// took.
+func (n *sparedNode) recovers(t *testing.T, probe pushed) time.Duration {
+	t.Helper()
+	began := time.Now()
+	// The tries themselves take their time, on a machine that has more to do.
+	ctx, cancel := context.WithTimeout(t.Context(), 3*recoveryLimit)
+	defer cancel()
+	var failed time.Time // when it last did not work
+	for {
+		tried := time.Now()
+		attempt, done := context.WithTimeout(ctx, recoveryLimit)
+		err := n.checkWorks(attempt, probe)
+		done()
+		if err == nil {
+			took := time.Since(began)
+			require.Less(t, tried.Sub(began), recoveryLimit, "when the try began that went well; the last that did not ended after %s", failed.Sub(began))
+			return took
+		}
+		failed = time.Now()
+		require.NoError(t, ctx.Err(), "it does not work: %s", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// clearPods removes all pods but the spared ones.
+func (n *sparedNode) clearPods(ctx context.Context) error {
+	pods, err := n.Runtime().ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
+	if err != nil {
+		return err
+	}
+	for _, p := range pods.GetItems() {
+		if slices.ContainsFunc(n.spared, func(s *spared) bool { return s.pod != nil && s.pod.ID == p.GetId() }) {
+			continue
+		}
+		if err := n.Pod(p.GetId()).Remove(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkLeft returns an error if anything is left, in either root, on the host or
+// in directories for what passes, that is not for the spared containers.
+func (n *sparedNode) checkLeft() error {
+	var mounts []string
+	for _, s := range n.spared {
+		root, key := n.CRIORoot(), s.image.id
+		if s.handler != "" {
+			root, key = n.HandlerRoot(s.handler), s.handler+"."+key
+		}
+		mounts = append(mounts, key)
+		for what, file := range map[string]string{
+			"ocihold-lease-": "overlay-containers/containers.json", "ocihold-hold-": "overlay-layers/layers.json",
+		} {
+			names, err := namesIn(filepath.Join(root, file), what)
+			if err != nil {
+				return err
+			}
+			if !slices.Equal(names, []string{s.image.id}) {
+				return fmt.Errorf("%s in %s are of %q, not of %s alone", what, root, names, s.image.id)
+			}
+		}
+	}
+	h, err := heldBy(n.Node)
+	if err != nil {
+		return err
+	}
+	slices.Sort(mounts)
+	if got := h.mounts(n.Node); !slices.Equal(got, mounts) {
+		return fmt.Errorf("mounts of %q, not of %q", got, mounts)
+	}
+	if !slices.Equal(h.Points, mounts) {
+		return fmt.Errorf("mount points %q, not %q", h.Points, mounts)
+	}
+	for _, dir := range []string{"tmp", "lib/ocihold"} {
+		err := filepath.WalkDir(filepath.Join(n.Dir(), dir), func(path string, _ fs.DirEntry, err error) error {
+			if strings.Contains(path, "container_images_") {
+				return fmt.Errorf("a download is left: %s", path)
+			}
+			if errors.Is(err, os.ErrNotExist) {
+				return nil
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unwritten are the files that a program leaves in the roots when it is killed as it
+// writes.
+func (n *sparedNode) unwritten(t *testing.T) (files []string) {
+	t.Helper()
+	for _, root := range []string{n.CRIORoot(), n.HandlerRoot("vm")} {
+		for _, pattern := range []string{".tmp-*", "*/.tmp-*"} {
+			found, err := filepath.Glob(filepath.Join(root, "overlay-*", pattern))
+			require.NoError(t, err)
+			files = append(files, found...)
+		}
+	}
+	return files
+}
+
+// namesIn are the names that begin with prefix in a list of containers/storage,
+// without it.
+func namesIn(file, prefix string) ([]string, error) {
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	var records []struct {
+		Names []string `json:"names"`
+	}
+	if err := json.Unmarshal(content, &records); err != nil {
+		return nil, fmt.Errorf("read %s: %w", file, err)
+	}
+	var names []string
+	for _, r := range records {
+		for _, name := range r.Names {
+			if rest, ok := strings.CutPrefix(name, prefix); ok {
+				names = append(names, rest)
+			}
+		}
+	}
+	return names, nil
+}
+
+// requireOnlySpared removes all other pods and waits until nothing but the spared
+// containers' volumes is held.
+func (n *sparedNode) requireOnlySpared(t *testing.T) {
+	t.Helper()
+	await(t, func() error { return n.clearPods(t.Context()) })
+	wakeSettling(t, n.Node)
+	await(t, n.checkLeft)
+	require.NoError(t, n.checkBare())
+	if len(n.unwritten(t)) > 0 {
+		// Those of CRI-O go with a sweep, such as there is at each start.
+		require.NoError(t, n.Kill(t.Context(), realnode.Ocihold, syscall.SIGTERM))
+		require.NoError(t, n.Start(t.Context(), realnode.Ocihold))
+		require.Empty(t, n.unwritten(t))
+	}
+}
