@@ -13,7 +13,7 @@ FUZZTIME ?= 10s
 GOLANGCI := v2.15.0
 TOOLS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ocihold-test/tools
 
-.PHONY: help build install uninstall deps node demo test unit integration bats kubelet race bench soak fuzz lint fmt clean
+.PHONY: help build install uninstall deps node demo test test-faults unit integration bats kubelet race bench soak fuzz lint fmt clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,10 @@ unit: ## Vet, and test the packages
 integration: ## Test on a real node: CRI-O, registry, mounts
 	CGO_ENABLED=0 go -C test vet -tags "$(TAGS)" ./...
 	CGO_ENABLED=0 go -C test test -tags "$(TAGS)" -count=1 -timeout 40m -v ./... 2>&1 | grep -vE '^=== (RUN|PAUSE|CONT|NAME)'
+
+test-faults: deps ## Test faults of programs and disks, a part of integration, by itself; OCIHOLD_SEED repeats a run
+	CGO_ENABLED=0 go -C test test -tags "$(TAGS)" -count=1 -timeout 40m -run 'TestFaults|TestKilledAtSystemCall' -v ./integration 2>&1 | \
+		grep -vE '^=== (RUN|PAUSE|CONT|NAME)'
 
 bats: ## Test the command lines on a real node
 	bats bats

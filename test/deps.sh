@@ -5,7 +5,7 @@
 set -eu
 
 packages="libseccomp-dev pkg-config runc conmon containernetworking-plugins busybox-static
-podman buildah skopeo bats jq procps ca-certificates e2fsprogs xfsprogs mount"
+podman buildah skopeo bats jq procps ca-certificates e2fsprogs xfsprogs mount strace"
 
 missing=""
 for p in $packages; do

@@ -154,13 +154,20 @@ func (m *matrix) signal(t *testing.T, program string, sig syscall.Signal) {
 	}
 }
 
-// kill kills the program and returns what starts it. CRI-O starts conmon.
+// kill kills the program and returns what starts it. No conmon is started for a
+// container that has lost it: the spared ones are replaced.
 func (m *matrix) kill(t *testing.T, program string) (start func()) {
 	t.Helper()
 	m.signal(t, program, syscall.SIGKILL)
 	return func() {
 		if program != conmon {
 			require.NoError(t, m.Start(t.Context(), program))
+			return
+		}
+		require.NoError(t, m.checkSpared(true))
+		for _, s := range m.spared {
+			await(t, func() error { return s.pod.Remove(t.Context()) })
+			s.ended()
 		}
 	}
 }
@@ -249,7 +256,8 @@ func (n *sparedNode) pid(t *testing.T, program string) int {
 // truncateList kills the program and cuts a list of its root, as some file systems do
 // when power is lost, and has the program start on it. What is returned brings the
 // list back and starts the program again. CRI-O has forgotten running containers by
-// then: the node is booted anew.
+// then, and has made anew what it took for missing: its root is wiped and the node
+// booted anew, as one would do.
 func (m *matrix) truncateList(t *testing.T, program string) (repair func()) {
 	t.Helper()
 	root := m.CRIORoot()
@@ -281,15 +289,24 @@ func (m *matrix) truncateList(t *testing.T, program string) (repair func()) {
 		}
 	}
 	return func() {
-		m.signal(t, program, syscall.SIGKILL)
 		if program == realnode.CRIO {
 			m.halt(t)
-		}
-		require.NoError(t, os.WriteFile(file, content, 0o600))
-		if program == realnode.CRIO {
+			entries, err := filepath.Glob(filepath.Join(root, "*"))
+			require.NoError(t, err)
+			for _, e := range entries {
+				require.NoError(t, os.RemoveAll(e))
+			}
 			require.NoError(t, m.Resume(t.Context()))
+			_, err = m.Pull(t.Context(), m.BaseImage())
+			require.NoError(t, err)
 		} else {
+			m.signal(t, program, syscall.SIGKILL)
+			require.NoError(t, os.WriteFile(file, content, 0o600))
 			require.NoError(t, m.Start(t.Context(), program))
+		}
+		in := imagesOf(t, m.Node)
+		for _, s := range m.spared {
+			assert.True(t, s.handler == "" && program == realnode.CRIO || in.has(s.image.id), "nothing more is lost")
 		}
 		m.pushApps(t) // of those that were pulled meanwhile, the list has what is not there
 	}

@@ -55,6 +55,9 @@ type spared struct {
 
 const sparedPath = "/vol"
 
+// ended says that it has to be run anew.
+func (s *spared) ended() { s.c, s.pid = nil, 0 }
+
 func newSparedNode(t *testing.T, o realnode.Options, random *rand.Rand) *sparedNode {
 	t.Helper()
 	o.HandlerRoots = true
@@ -77,12 +80,13 @@ func (n *sparedNode) ensureSpared(t *testing.T) {
 				continue
 			}
 			await(t, func() error { return s.pod.Remove(t.Context()) })
+			s.ended()
 		}
-		var err error
-		s.pod, err = n.RunPod(t.Context(), realnode.PodSpec{
+		pod, err := n.RunPod(t.Context(), realnode.PodSpec{
 			Handler: s.handler, Annotations: volumes(t, volume{Image: s.image.ref, MountPath: sparedPath}),
 		})
 		require.NoError(t, err)
+		s.pod = pod
 		s.c = run(t, s.pod, realnode.ContainerSpec{Command: []string{"/bin/sh", "-c", "while sleep 0.2; do echo alive; done"}})
 		info, err := s.c.Info(t.Context())
 		require.NoError(t, err)

@@ -190,6 +190,9 @@ func (m *matrix) repair(t *testing.T) {
 func (m *matrix) halt(t *testing.T) {
 	t.Helper()
 	require.NoError(t, m.Halt(t.Context()))
+	for _, s := range m.spared {
+		s.pid = 0
+	}
 	for _, d := range m.disks {
 		d.awaitDetached(t)
 		d.mount(t)
