@@ -41,17 +41,17 @@ var actions = []action{
 		return func(ctx context.Context, i int) error {
 			app := m.apps[i%len(m.apps)]
 			_, err := m.pullInto(ctx, handler, app.ref)
-			return errors.Join(err, m.removeFrom(ctx, handler, m.apps[(i+1)%len(m.apps)].ref), pause(ctx, err))
+			return errors.Join(err, m.removeFrom(ctx, handler, m.apps[(i+1)%len(m.apps)].ref))
 		}
 	}},
 	{creating, func(t *testing.T, m *matrix, handler string) func(context.Context, int) error {
 		pod := m.volumePod(t, handler, m.apps[0])
 		return func(ctx context.Context, i int) error {
 			c, err := pod.Run(ctx, realnode.ContainerSpec{Attempt: uint32(i)})
-			if err == nil {
-				err = c.Remove(ctx)
+			if err != nil {
+				return err
 			}
-			return errors.Join(err, pause(ctx, err))
+			return errors.Join(m.reads(ctx, c, m.apps[0]), c.Remove(ctx))
 		}
 	}},
 	{"remove", func(t *testing.T, m *matrix, handler string) func(context.Context, int) error {
@@ -62,12 +62,17 @@ var actions = []action{
 			pods = append(pods, pod)
 		}
 		return func(ctx context.Context, i int) error {
-			i %= len(pods)
-			err := errors.Join(pods[i].Remove(ctx), m.removeFrom(ctx, handler, m.apps[i].ref))
-			return errors.Join(err, pause(ctx, nil), pause(ctx, err))
+			app := m.apps[i%len(m.apps)]
+			var err error
+			if i < len(pods) {
+				err = pods[i].Remove(ctx)
+			} else {
+				err = m.try(ctx, handler, app) // which removes its pod
+			}
+			return errors.Join(err, m.removeFrom(ctx, handler, app.ref))
 		}
 	}},
-	{"sweep", func(t *testing.T, m *matrix, handler string) func(context.Context, int) error {
+	{"sweep", func(_ *testing.T, m *matrix, handler string) func(context.Context, int) error {
 		return func(ctx context.Context, i int) error {
 			// The collector has an image of vm's root to remove, and the settling a
 			// lease and a mount of the handler's.
@@ -77,22 +82,9 @@ var actions = []action{
 				dir := filepath.Join(m.HandlerRoot("vm"), "overlay-images", other.id)
 				err = os.Chtimes(dir, time.Time{}, time.Now().Add(-48*time.Hour))
 			}
-			err = errors.Join(err, m.try(ctx, handler, app), m.ocihold(ctx, "gc"))
-			return errors.Join(err, pause(ctx, err))
+			return errors.Join(err, m.try(ctx, handler, app), m.ocihold(ctx, "gc"))
 		}
 	}},
-}
-
-// pause lets some time pass after an error, so that what does not work is not
-// tried all the time.
-func pause(ctx context.Context, err error) error {
-	if err != nil {
-		select {
-		case <-ctx.Done():
-		case <-time.After(100 * time.Millisecond):
-		}
-	}
-	return nil
 }
 
 // volumePod runs a pod whose containers all have the image.

@@ -89,7 +89,7 @@ func (d *badDisk) set(t *testing.T, kind string, bad bool) {
 		require.NoError(t, os.WriteFile(flag, nil, 0o600))
 		return
 	}
-	require.NoError(t, os.Remove(flag))
+	require.NoError(t, os.RemoveAll(flag))
 }
 
 // setReadOnly makes the place of the mount read-only, or writable again. It

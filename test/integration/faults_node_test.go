@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -41,6 +42,9 @@ type sparedNode struct {
 	random  *rand.Rand
 	spared  []*spared
 	passing atomic.Uint64 // counts names of pods
+
+	mu      sync.Mutex
+	without []error // containers that were seen to run without their volume
 }
 
 // spared is a container with a volume, which a test replaces only where the
@@ -94,7 +98,12 @@ func (n *sparedNode) ensureSpared(t *testing.T) {
 	}
 }
 
-func alive(pid int) bool { return pid > 0 && unix.Kill(pid, 0) == nil }
+// alive tells whether a container's process runs; one that merely was not waited for
+// has no root.
+func alive(pid int) bool {
+	_, err := os.Stat(fmt.Sprintf("/proc/%d/root/.", pid))
+	return err == nil
+}
 
 // try runs a pod of the handler with a volume of the image, reads all of it in a
 // container and removes the pod.
@@ -111,12 +120,31 @@ func (n *sparedNode) try(ctx context.Context, handler string, image pushed) erro
 	}
 	c, err := n.runAgain(ctx, pod)
 	if err == nil {
-		var info realnode.Info
-		if info, err = c.Info(ctx); err == nil {
-			err = image.checkFiles(fmt.Sprintf("/proc/%d/root%s", info.PID, sparedPath))
-		}
+		err = n.reads(ctx, c, image)
 	}
 	return errors.Join(err, pod.Remove(ctx))
+}
+
+// reads returns an error unless the container reads all of its volume.
+func (n *sparedNode) reads(ctx context.Context, c *realnode.Container, image pushed) error {
+	info, err := c.Info(ctx)
+	if err != nil {
+		return err
+	}
+	return n.readsAs(info.PID, image)
+}
+
+// readsAs is reads of a container whose process is known. One that runs with another
+// volume than it should have, or with none, is not forgotten, whatever comes of the
+// error. A disk that fails is no loss.
+func (n *sparedNode) readsAs(pid int, image pushed) error {
+	err := image.checkFiles(fmt.Sprintf("/proc/%d/root%s", pid, sparedPath))
+	if err != nil && alive(pid) && !errors.Is(err, unix.EIO) && !errors.Is(err, unix.EUCLEAN) {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.without = append(n.without, fmt.Errorf("process %d runs without its volume: %w", pid, err))
+	}
+	return err
 }
 
 // runAgain runs a container as kubelet does, which tries again.
@@ -147,8 +175,8 @@ func (n *sparedNode) removeFrom(ctx context.Context, handler, ref string) error 
 	return err
 }
 
-// checkFiles returns an error unless the directory has the image's files, and no
-// others.
+// checkFiles returns an error unless the directory has the image's files on disk, and
+// no others.
 func (p pushed) checkFiles(dir string) error {
 	got := map[string]string{}
 	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
@@ -160,6 +188,9 @@ func (p pushed) checkFiles(dir string) error {
 			return err
 		}
 		defer f.Close()
+		if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+			return err
+		}
 		sum := sha256.New()
 		if _, err := io.Copy(sum, f); err != nil {
 			return err
@@ -183,7 +214,7 @@ func (n *sparedNode) checkSpared(mayEnd bool) error {
 			}
 			return fmt.Errorf("the container with %s has ended", s.image.ref)
 		}
-		if err := s.image.checkFiles(fmt.Sprintf("/proc/%d/root%s", s.pid, sparedPath)); err != nil && alive(s.pid) {
+		if err := n.readsAs(s.pid, s.image); err != nil && alive(s.pid) {
 			return fmt.Errorf("volume of a running container: %w", err)
 		}
 	}
@@ -191,8 +222,14 @@ func (n *sparedNode) checkSpared(mayEnd bool) error {
 }
 
 // checkBare returns an error for a container that runs without the volume that it
-// was to have. It asks the runtime's own records and the kernel, nobody else.
+// was to have, or did when it was read. It asks the runtime's own records and the
+// kernel, nobody else.
 func (n *sparedNode) checkBare() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := errors.Join(n.without...); err != nil {
+		return err
+	}
 	states, err := filepath.Glob(filepath.Join(n.Dir(), "run", "*", "*", "state.json"))
 	if err != nil {
 		return err
@@ -266,7 +303,12 @@ func (n *sparedNode) checkWorks(ctx context.Context, probe pushed) error {
 // took.
 func (n *sparedNode) recovers(t *testing.T, probe pushed) time.Duration {
 	t.Helper()
-	began := time.Now()
+	return n.recoversSince(t, time.Now(), probe)
+}
+
+// recoversSince is recovers from a fault that ended at some time.
+func (n *sparedNode) recoversSince(t *testing.T, began time.Time, probe pushed) time.Duration {
+	t.Helper()
 	// The tries themselves take their time, on a machine that has more to do.
 	ctx, cancel := context.WithTimeout(t.Context(), 3*recoveryLimit)
 	defer cancel()
@@ -305,6 +347,22 @@ func (n *sparedNode) clearPods(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// endForgotten ends what CRI-O has left of containers that it was killed over, and does
+// not know any more. It has their volumes as long as it is there.
+func (n *sparedNode) endForgotten(t *testing.T) {
+	t.Helper()
+	await(t, func() error { return n.clearPods(t.Context()) })
+	var known []string
+	for _, s := range n.spared {
+		known = append(known, s.pod.ID, s.c.ID)
+	}
+	ended, err := n.EndForgotten(known...)
+	require.NoError(t, err)
+	if len(ended) > 0 {
+		t.Logf("CRI-O has forgotten %q", ended)
+	}
 }
 
 // checkLeft returns an error if anything is left, in either root, on the host or
@@ -401,6 +459,11 @@ func (n *sparedNode) requireOnlySpared(t *testing.T) {
 	t.Helper()
 	await(t, func() error { return n.clearPods(t.Context()) })
 	wakeSettling(t, n.Node)
+	defer func() {
+		if t.Failed() {
+			n.explain(t)
+		}
+	}()
 	await(t, n.checkLeft)
 	require.NoError(t, n.checkBare())
 	if len(n.unwritten(t)) > 0 {
@@ -409,4 +472,20 @@ func (n *sparedNode) requireOnlySpared(t *testing.T) {
 		require.NoError(t, n.Start(t.Context(), realnode.Ocihold))
 		require.Empty(t, n.unwritten(t))
 	}
+}
+
+// explain shows who has what in its mount table, and what ocihold said last.
+func (n *sparedNode) explain(t *testing.T) {
+	files, _ := filepath.Glob("/proc/[0-9]*/mountinfo")
+	for _, f := range files {
+		mounts, _ := os.ReadFile(f)
+		for line := range strings.Lines(string(mounts)) {
+			if strings.Contains(line, " "+sparedPath+" ") && strings.Contains(line, n.Dir()) {
+				command, _ := os.ReadFile(filepath.Join(filepath.Dir(f), "cmdline"))
+				t.Logf("%s %q: %s", f, command, line)
+			}
+		}
+	}
+	log := strings.Split(logOf(t, n.Node, realnode.Ocihold), "\n")
+	t.Log(strings.Join(log[max(0, len(log)-60):], "\n"))
 }

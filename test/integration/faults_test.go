@@ -130,58 +130,78 @@ func (m *matrix) run(t *testing.T, c combination) {
 	if c.program == realnode.CRIO {
 		handler = ""
 	}
-	attempt := c.action.prepare(t, m, handler)
-	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
-	var attempts atomic.Int64
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		for i := 0; ctx.Err() == nil; i++ {
-			// What comes of an attempt while the node is out of order is not asked.
-			_ = attempt(ctx, i)
-			attempts.Add(1)
-		}
-	}()
+	a := begin(t, c.action.prepare(t, m, handler))
 	// Any moment of the action may be the one.
-	select {
-	case <-t.Context().Done():
-	case <-time.After(time.Duration(m.random.Int64N(int64(time.Second)))):
-	}
-	before := attempts.Load()
+	last(t, time.Duration(m.random.Int64N(int64(time.Second))))
+	before := a.made.Load()
 	repair := c.fault.strike(t, m, c.program)
 	require.NoError(t, m.checkBare())
-	during := attempts.Load() - before
+	during := a.made.Load() - before
 	if c.fault.quiet {
-		stop()
-		<-ended
+		a.stop()
 	}
+	reboots := slices.Contains(c.fault.reboots, c.program)
+	repaired := time.Now()
 	repair()
-	took := m.recovers(t, m.probe)
+	if reboots {
+		repaired = time.Now()
+	}
+	took := m.recoversSince(t, repaired, m.probe)
 	m.slowest = max(m.slowest, took)
-	stop()
-	<-ended
+	a.stop()
 	t.Logf("%d attempts before, %d during, all works again after %s", before, during, took.Round(time.Millisecond))
 
-	require.NoError(t, m.checkSpared(slices.Contains(c.fault.reboots, c.program) || c.program == conmon))
+	require.NoError(t, m.checkSpared(reboots || c.program == conmon))
 	m.ensureSpared(t)
+	if c.program == realnode.CRIO {
+		m.endForgotten(t)
+	}
 	m.requireOnlySpared(t)
 	m.requireWholeImages(t)
 	m.requireNoDevices(t)
 	m.broken = false
 }
 
-// repair makes the node good for the next combination after one that failed.
+// attempts are those of an action.
+type attempts struct {
+	made atomic.Int64
+	stop func() // and wait for the last to end
+}
+
+// begin has attempts made one after the other. What comes of them while the node is
+// out of order is not asked.
+func begin(t *testing.T, attempt func(ctx context.Context, i int) error) *attempts {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	a := &attempts{stop: func() { cancel(); <-ended }}
+	t.Cleanup(a.stop)
+	go func() {
+		defer close(ended)
+		for i := 0; ctx.Err() == nil; i++ {
+			if attempt(ctx, i) != nil {
+				last(t, 100*time.Millisecond) // what does not work is not tried all the time
+			}
+			a.made.Add(1)
+		}
+	}()
+	return a
+}
+
+// repair makes the node good for the next combination after one that failed, and may
+// have left any of it in any state.
 func (m *matrix) repair(t *testing.T) {
 	t.Helper()
 	for _, d := range m.disks {
-		for _, kind := range []string{"slow", "eio"} {
-			_ = os.Remove(d.backing + "." + kind)
-		}
-		_ = os.Remove(filepath.Join(d.point, "filler"))
+		d.set(t, "slow", false)
+		d.set(t, "eio", false)
 	}
 	m.halt(t)
-	require.NoError(t, m.Resume(t.Context()))
+	for _, d := range m.disks {
+		require.NoError(t, os.RemoveAll(filepath.Join(d.point, "filler")))
+	}
+	m.wipe(t, m.HandlerRoot("vm"))
+	m.resume(t, realnode.CRIO)
 	m.pushApps(t)
 	require.NoError(t, m.clearPods(t.Context()))
 }
@@ -196,6 +216,29 @@ func (m *matrix) halt(t *testing.T) {
 	for _, d := range m.disks {
 		d.awaitDetached(t)
 		d.mount(t)
+	}
+}
+
+// resume starts all again after a fault of a program that ended the node. Where that
+// was CRI-O's, whose lists may be anything by then, its root is wiped first, as one
+// would do.
+func (m *matrix) resume(t *testing.T, program string) {
+	t.Helper()
+	if program == realnode.CRIO {
+		m.wipe(t, m.CRIORoot())
+	}
+	require.NoError(t, m.Resume(t.Context()))
+	_, err := m.Pull(t.Context(), m.BaseImage())
+	require.NoError(t, err)
+}
+
+// wipe removes all of a root but what marks it as a handler's.
+func (m *matrix) wipe(t *testing.T, root string) {
+	t.Helper()
+	entries, err := filepath.Glob(filepath.Join(root, "[^.]*"))
+	require.NoError(t, err)
+	for _, e := range entries {
+		require.NoError(t, os.RemoveAll(e))
 	}
 }
 
