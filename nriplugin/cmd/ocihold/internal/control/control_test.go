@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -149,6 +150,29 @@ func TestErrors(t *testing.T) {
 	require.EqualError(t, client.Remove(t.Context(), "vm", "a"), "the disk is full")
 	_, err = client.Collect(t.Context(), "vm", false)
 	require.EqualError(t, err, "the disk is full")
+}
+
+// panicking panics as it is asked, as containers/storage does where a disk became
+// read-only just now.
+type panicking struct{ daemon }
+
+func (panicking) Images(context.Context) (control.Images, error) {
+	panic("open images.lock: read-only file system")
+}
+
+// A panic ends the daemon: one that went on would hold its locks for ever.
+func TestPanicEndsTheDaemon(t *testing.T) {
+	if os.Getenv("OCIHOLD_TEST_PANIC") != "" {
+		_, client := serve(t, panicking{})
+		_, _ = client.Images(t.Context())
+		return
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestPanicEndsTheDaemon$")
+	cmd.Env = append(os.Environ(), "OCIHOLD_TEST_PANIC=1")
+	out, err := cmd.CombinedOutput()
+	require.Error(t, err, "%s", out)
+	assert.Contains(t, string(out), "panic: open images.lock: read-only file system")
+	assert.Contains(t, string(out), "panicking.Images", "where it came from")
 }
 
 func TestNoDaemon(t *testing.T) {

@@ -17,7 +17,7 @@ import (
 // Serve answers on listener until ctx ends.
 func Serve(ctx context.Context, listener net.Listener, daemon Daemon, log logrus.FieldLogger) error {
 	server := &http.Server{
-		Handler:           handler(daemon, log),
+		Handler:           unrecovered(handler(daemon, log)),
 		ReadHeaderTimeout: 10 * time.Second,
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 	}
@@ -27,6 +27,17 @@ func Serve(ctx context.Context, listener net.Listener, daemon Daemon, log logrus
 		return fmt.Errorf("serve commands: %w", err)
 	}
 	return nil
+}
+
+// unrecovered has a panic end the process, for whoever supervises it to start it
+// again. net/http would go on, and with it locks that containers/storage held as it
+// panicked: everybody would wait for them for ever.
+func unrecovered(handler http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		done := make(chan struct{})
+		go func() { defer close(done); handler.ServeHTTP(w, r) }()
+		<-done
+	})
 }
 
 func handler(daemon Daemon, log logrus.FieldLogger) http.Handler {
