@@ -37,7 +37,7 @@ func main() {
 
 func serve(dir, point string) error {
 	server, err := fs.Mount(point, &directory{path: dir}, &fs.Options{
-		MountOptions: fuse.MountOptions{DirectMount: true, FsName: "baddisk", MaxWrite: 1 << 20},
+		MountOptions: fuse.MountOptions{DirectMountStrict: true, FsName: "baddisk"},
 	})
 	if err != nil {
 		return fmt.Errorf("mount at %s: %w", point, err)

@@ -47,11 +47,13 @@ var actions = []action{
 	{creating, func(t *testing.T, m *matrix, handler string) func(context.Context, int) error {
 		pod := m.volumePod(t, handler, m.apps[0])
 		return func(ctx context.Context, i int) error {
-			c, err := pod.Run(ctx, realnode.ContainerSpec{Attempt: uint32(i)})
+			call, done := patient(ctx)
+			defer done()
+			c, err := pod.Run(call, realnode.ContainerSpec{Attempt: uint32(i)})
 			if err != nil {
 				return err
 			}
-			return errors.Join(m.reads(ctx, c, m.apps[0]), c.Remove(ctx))
+			return errors.Join(m.reads(call, c, m.apps[0]), c.Remove(call))
 		}
 	}},
 	{"remove", func(t *testing.T, m *matrix, handler string) func(context.Context, int) error {
@@ -65,7 +67,9 @@ var actions = []action{
 			app := m.apps[i%len(m.apps)]
 			var err error
 			if i < len(pods) {
-				err = pods[i].Remove(ctx)
+				call, done := patient(ctx)
+				defer done()
+				err = pods[i].Remove(call)
 			} else {
 				err = m.try(ctx, handler, app) // which removes its pod
 			}
