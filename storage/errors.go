@@ -71,6 +71,10 @@ var (
 	// be read there, as containers/storage opens its lock files to write.
 	ErrReadOnly = errors.New("its disk is read-only")
 
+	// ErrEmptyList is returned for a root of which a list of containers/storage was cut to nothing, as some file systems
+	// leave it after a loss of power. The text names the file.
+	ErrEmptyList = errors.New("the list has no content, not even that it is of nothing")
+
 	// ErrHung is returned for a root whose disk does not answer. When it does again, all goes on.
 	ErrHung = errors.New("its disk does not answer")
 

@@ -154,14 +154,18 @@ func (c *crioRoot) read(dirs []string) (*crioState, error) {
 	return state, state.readLinks()
 }
 
-// readRecords returns what a JSON file of containers/storage has, nothing where the file is not there.
+// readRecords returns what a JSON file of containers/storage has, nothing where the file is not there, and ErrEmptyList
+// where it has no bytes.
 func readRecords[T any](path string) ([]T, error) {
 	content, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) || (err == nil && len(content) == 0) {
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
+	}
+	if len(content) == 0 {
+		return nil, emptyList(path)
 	}
 	var records []T
 	if err := json.Unmarshal(content, &records); err != nil {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -252,7 +253,7 @@ func (r *Root) Close() error {
 	return r.downloads.release()
 }
 
-// usable returns why a call on r must not begin: ErrClosed, ErrUnmounted, ErrReadOnly, or ctx's error.
+// usable returns why a call on r must not begin: ErrClosed, ErrUnmounted, ErrReadOnly, ErrEmptyList, or ctx's error.
 func (r *Root) usable(ctx context.Context) error {
 	if err := r.ready(); err != nil {
 		return err
@@ -261,17 +262,38 @@ func (r *Root) usable(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// ready returns ErrClosed, ErrUnmounted or ErrReadOnly where r cannot be used. Calls that only read are refused too
-// where the marker is missing, as containers/storage makes directories for its lock files, and on a read-only disk, where
-// it panics.
+// ready returns ErrClosed, ErrUnmounted, ErrReadOnly or ErrEmptyList where r cannot be used. Calls that only read are
+// refused too where the marker is missing, as containers/storage makes directories for its lock files, and on a read-only
+// disk, where it panics.
 func (r *Root) ready() error {
 	if r.pulls.isClosed() {
 		return ErrClosed
 	}
-	if r.marker == "" {
-		return checkWritable(r.store.GraphRoot())
+	err := checkWritable(r.store.GraphRoot())
+	if r.marker != "" {
+		err = checkMarker(r.marker, r.name)
 	}
-	return checkMarker(r.marker, r.name)
+	if err != nil {
+		return err
+	}
+	return checkLists(r.store.GraphRoot())
+}
+
+// checkLists returns ErrEmptyList where a list of the root dir has no bytes. containers/storage never writes one like
+// that and reads it as a list of nothing: the next pull would take the files of layers, which containers may have
+// mounted, for leftovers.
+func checkLists(dir string) error {
+	for _, file := range []string{"overlay-layers/layers.json", "overlay-images/images.json", "overlay-containers/containers.json"} {
+		path := filepath.Join(dir, file)
+		if info, err := os.Stat(path); err == nil && info.Size() == 0 {
+			return emptyList(path)
+		}
+	}
+	return nil
+}
+
+func emptyList(path string) error {
+	return fmt.Errorf("%s: %w: restore the file, or stop what uses the root, empty it, and have its images pulled again", path, ErrEmptyList)
 }
 
 // overlayOptions returns the driver options for our handle of a root: no additional stores, layers synced to disk
