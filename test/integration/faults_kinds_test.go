@@ -280,7 +280,10 @@ func (m *matrix) truncateList(t *testing.T, program string) (repair func()) {
 	require.NoError(t, err)
 	left := m.random.IntN(len(content))
 	if m.random.IntN(2) == 0 {
-		left = 0 // which reads as a list of nothing
+		left = 0 // which containers/storage reads as a list of nothing
+	}
+	if program == realnode.CRIO && strings.Contains(file, "layers.json") {
+		left = max(left, 1) // at its start CRI-O itself removes the files of layers that are not in the list
 	}
 	t.Logf("%s is cut from %d to %d bytes", file, len(content), left)
 	require.NoError(t, os.Truncate(file, int64(left)))
@@ -289,13 +292,11 @@ func (m *matrix) truncateList(t *testing.T, program string) (repair func()) {
 	cancel()
 	last(t, badTime)
 	require.NoError(t, m.checkSpared(false))
-	if left > 0 {
-		now, err := os.ReadFile(file)
-		require.NoError(t, err)
-		if len(now) == left { // nobody who had it in memory has written it since
-			list, err := command(t, m.Node, "ocihold", "--config", m.OciholdConf(), "images")
-			assert.Contains(t, list+fmt.Sprint(err, started), file, "the file is named")
-		}
+	now, err := os.ReadFile(file)
+	require.NoError(t, err)
+	if len(now) == left { // nobody who had it in memory has written it since
+		list, err := ociholdCommand(t, m.Node, "images")
+		assert.Contains(t, list+fmt.Sprint(err, started), file, "the file is named")
 	}
 	return func() {
 		if program == realnode.CRIO {
