@@ -85,6 +85,8 @@ type pod struct {
 
 	looks map[want]*look
 	given map[string]*given // by container name, the newest
+
+	unlisted bool // the runtime's last list did not have it
 }
 
 // given is what a container has.

@@ -1,9 +1,12 @@
 package integration
 
 import (
+	"context"
 	"errors"
+	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -100,6 +103,36 @@ func TestLostEvents(t *testing.T) {
 		requireNothingHeld(t, n)
 		_, err := command(t, n, "crictl", "rmi", img.ref)
 		require.NoError(t, err)
+	})
+
+	t.Run("a sandbox whose caller did not wait", func(t *testing.T) {
+		id := pullFor(t, n, "", img.ref)
+		remove := func() error {
+			_, err := n.OciholdImages().RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: id}})
+			return err
+		}
+		// CRI-O tells of it at the very end, which may come late.
+		told := false
+		for wait := time.Duration(0); !told && wait < time.Second; wait += 10 * time.Millisecond {
+			require.NoError(t, n.Kill(t.Context(), realnode.Ocihold, syscall.SIGSTOP))
+			ctx, leave := context.WithTimeout(t.Context(), wait)
+			pod, err := n.RunPod(ctx, spec)
+			leave()
+			require.NoError(t, n.Kill(t.Context(), realnode.Ocihold, syscall.SIGCONT))
+			if err == nil {
+				require.NoError(t, pod.Remove(t.Context()))
+			}
+			err = remove()
+			told = err != nil && strings.Contains(err.Error(), "which asks for it as a volume")
+			pullFor(t, n, "", img.ref)
+		}
+		require.True(t, told)
+		list, err := n.Runtime().ListPodSandbox(t.Context(), &cri.ListPodSandboxRequest{})
+		require.NoError(t, err)
+		require.Empty(t, list.GetItems())
+		require.Eventually(t, func() bool { return remove() == nil }, time.Minute, 100*time.Millisecond)
+		requireNothingHeld(t, n)
+		require.Contains(t, logOf(t, n, realnode.Ocihold), "sandbox is gone, which the runtime did not tell")
 	})
 	n.AssertClean(t)
 }

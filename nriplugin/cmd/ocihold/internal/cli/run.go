@@ -8,6 +8,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/ocihold/ocihold/conf"
 	"github.com/ocihold/ocihold/imagevolume"
@@ -126,6 +127,7 @@ func run(ctx context.Context, config conf.Config, crio *conf.CRIO, reread func()
 	group.Go(func() error { return reloaded.run(ctx, notifier) })
 	group.Go(func() error { return manager.Run(ctx) })
 	group.Go(func() error { return plugin.Run(ctx) })
+	group.Go(func() error { return compareSandboxes(ctx, cri.NewRuntimeServiceClient(store.conn), manager, log) })
 	group.Go(func() error {
 		return control.Serve(ctx, on.commands, &daemon{store, manager, watch}, log)
 	})
