@@ -203,6 +203,9 @@ func (m *matrix) repair(t *testing.T) {
 	m.resume(t, realnode.CRIO)
 	m.pushApps(t)
 	require.NoError(t, m.clearPods(t.Context()))
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.without = nil
 }
 
 // halt ends all and mounts the disks anew.
