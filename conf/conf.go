@@ -132,7 +132,7 @@ type Volumes struct {
 	// volumes; none is any namespace.
 	AllowedNamespaces []string `toml:"allowed_namespaces"`
 	// MaxImageBytes is what the layers of a volume's image may have in all, as
-	// its manifest says; 0 is no limit.
+	// its manifest says, and unpacked; 0 is no limit.
 	MaxImageBytes Size `toml:"max_image_bytes"`
 	// Pin gives images in use in CRI-O's own root a name besides, which fits
 	// PinPattern, so that a kubelet that asks CRI-O itself for images does not

@@ -23,7 +23,7 @@ const (
 
 // Handler is the storage root of one runtime handler, or, as "default", what
 // there is to say about CRI-O's own root: only PullConcurrency,
-// AllowAnnotation and Pull.
+// AllowAnnotation, MaxImageBytes and Pull.
 type Handler struct {
 	// Name is the key in [Config.Handlers].
 	Name string `toml:"-"`
@@ -71,6 +71,9 @@ type Handler struct {
 	// MaxBytes is what images may take of the disk; 0 means that only the file
 	// system bounds them.
 	MaxBytes Size `toml:"max_bytes"`
+	// MaxImageBytes is what one image may have, unpacked, that is pulled into
+	// the root; 0 is as much as MaxBytes and the disk allow.
+	MaxImageBytes Size `toml:"max_image_bytes"`
 	// PinnedImages are images that are never collected, in addition to those of
 	// CRI-O's pinned_images and by its rules for patterns.
 	PinnedImages []string `toml:"pinned_images"`

@@ -12,7 +12,7 @@ import (
 func handlers() Config {
 	c := Default()
 	c.Handlers = map[string]Handler{
-		"default": {PullConcurrency: 2, AllowAnnotation: true, Pull: PullCRIO},
+		"default": {PullConcurrency: 2, AllowAnnotation: true, MaxImageBytes: 1, Pull: PullCRIO},
 		"vm":      {Root: "/d/vm"},
 		"wasm":    {Root: "/d/vm2/", Platform: "wasi/wasm", Options: []string{"overlay.mountopt=nodev"}, Driver: "overlay"},
 	}
@@ -79,6 +79,7 @@ func TestValidateHandlersAlone(t *testing.T) {
 		"max age too low":  {"vm", func(h *Handler) { h.GCMaxAge = time.Minute }, `handlers.vm.gc_max_age = "1m0s": must be more than gc_min_age, 2m0s, or 0s for no limit`},
 		"interval":         {"vm", func(h *Handler) { h.GCInterval = 0 }, `handlers.vm.gc_interval = "0s": must be a second or more, such as 1m`},
 		"negative size":    {"vm", func(h *Handler) { h.MaxBytes = -1 }, `handlers.vm.max_bytes = "-1B": must not be negative`},
+		"negative image":   {"vm", func(h *Handler) { h.MaxImageBytes = -1 }, `handlers.vm.max_image_bytes = "-1B": must not be negative`},
 		"empty pattern":    {"vm", func(h *Handler) { h.PinnedImages = []string{""} }, `handlers.vm.pinned_images = "": must be the name of an image, or a pattern such as registry.example/base/*`},
 		"default's mark": {"default", func(h *Handler) { h.GCHigh = 80 }, `handlers.default.gc_high = "80": must not be set: kubelet collects the ` +
 			`default handler's images, set imageGCHighThresholdPercent, imageGCLowThresholdPercent, imageMinimumGCAge and imageMaximumGCAge in kubelet's configuration`},

@@ -71,6 +71,7 @@ gc_min_age = "1h"
 gc_max_age = "168h"
 gc_interval = "5m"
 max_bytes = "1.5GiB"
+max_image_bytes = "1GiB"
 pinned_images = ["a", "b/*"]
 [handlers.wasm]
 root = "/d/wasm"
@@ -124,7 +125,7 @@ image = "c"
 				Name: "vm", Root: "/d/other", RunRoot: "/c/roots/vm", Options: []string{"overlay.mountopt=noexec"},
 				AllowAnnotation: true,
 				GCHigh:          70, GCLow: 60, GCMinAge: time.Hour, GCMaxAge: 168 * time.Hour, GCInterval: 5 * time.Minute,
-				MaxBytes: 3 << 29, PinnedImages: []string{"c"},
+				MaxBytes: 3 << 29, MaxImageBytes: 1 << 30, PinnedImages: []string{"c"},
 			},
 			"wasm": {
 				Name: "wasm", Root: "/d/wasm", RunRoot: "/e/wasm", Driver: "overlay", Platform: "wasi/wasm",

@@ -27,7 +27,7 @@ var reloadedKeys = []string{"log_level", "routes", "volumes.trust_present", "vol
 
 // reloadedOfHandlers are the keys of a handler that need no restart.
 var reloadedOfHandlers = []string{
-	"allow_annotation", "gc_high", "gc_low", "gc_min_age", "gc_max_age", "gc_interval", "max_bytes", "pinned_images",
+	"allow_annotation", "gc_high", "gc_low", "gc_min_age", "gc_max_age", "gc_interval", "max_bytes", "max_image_bytes", "pinned_images",
 }
 
 // Reload returns c with those settings of next that need no restart, the keys of
@@ -48,7 +48,7 @@ func (c Config) Reload(next Config) (now Config, taken, restart []string, err er
 		}
 		h.AllowAnnotation = n.AllowAnnotation
 		h.GCHigh, h.GCLow, h.GCMinAge, h.GCMaxAge, h.GCInterval = n.GCHigh, n.GCLow, n.GCMinAge, n.GCMaxAge, n.GCInterval
-		h.MaxBytes, h.PinnedImages = n.MaxBytes, n.PinnedImages
+		h.MaxBytes, h.MaxImageBytes, h.PinnedImages = n.MaxBytes, n.MaxImageBytes, n.PinnedImages
 		now.Handlers[name] = h
 	}
 	for _, key := range keys {

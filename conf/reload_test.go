@@ -64,6 +64,7 @@ func TestReload(t *testing.T) {
 		"routes":        {change: func(c *Config) { c.Routes = nil }, taken: []string{"routes"}},
 		"marks":         {change: handler(func(h *Handler) { h.GCHigh, h.GCLow = 50, 40 }), taken: []string{"handlers.v.m.gc_high", "handlers.v.m.gc_low"}},
 		"age and size":  {change: handler(func(h *Handler) { h.GCMinAge, h.MaxBytes = time.Hour, 1 }), taken: []string{"handlers.v.m.gc_min_age", "handlers.v.m.max_bytes"}},
+		"size of one":   {change: handler(func(h *Handler) { h.MaxImageBytes = 1 }), taken: []string{"handlers.v.m.max_image_bytes"}},
 		"annotation":    {change: handler(func(h *Handler) { h.AllowAnnotation = true }), taken: []string{"handlers.v.m.allow_annotation"}},
 		"pinned images": {change: handler(func(h *Handler) { h.PinnedImages = nil }), taken: []string{"handlers.v.m.pinned_images"}},
 		"run directory": {change: func(c *Config) { c.RunDir = "/r" }, restart: []string{"run_dir"}},

@@ -27,6 +27,9 @@ func (k *checker) checkHandler(name string, h Handler) {
 	if h.PullConcurrency < 0 {
 		k.fault(at+"pull_concurrency", fmt.Sprint(h.PullConcurrency), "must not be negative")
 	}
+	if h.MaxImageBytes < 0 {
+		k.fault(at+"max_image_bytes", h.MaxImageBytes.String(), "must not be negative")
+	}
 	if name == DefaultHandler {
 		for _, is := range []struct{ key, value, of string }{
 			{"root", h.Root, "root"},

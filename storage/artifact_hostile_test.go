@@ -114,12 +114,17 @@ func (w *hostileWorld) pull(t *testing.T, ref string) (Image, error) {
 		assert.False(t, incomplete(&layers[i]), "half a layer is left")
 	}
 	assertNoDownloads(t, w.opt)
+	assertNothingStaged(t, w.opt)
+	return image, err
+}
+
+func assertNothingStaged(t *testing.T, opt Options) {
+	t.Helper()
 	for _, dir := range []string{"overlay/tempdirs", "overlay-layers/tmp"} {
-		staged, readErr := filepath.Glob(filepath.Join(w.opt.GraphRoot, dir, "temp-dir-*"))
-		require.NoError(t, readErr)
+		staged, err := filepath.Glob(filepath.Join(opt.GraphRoot, dir, "temp-dir-*"))
+		require.NoError(t, err)
 		assert.Empty(t, staged)
 	}
-	return image, err
 }
 
 // check holds that what was pulled is harmless, where text is empty, or was refused with that text.
@@ -329,7 +334,7 @@ func TestHostileArtifacts(t *testing.T) {
 		return parts
 	}
 
-	w := newHostileWorld(t, func(o *Options) { o.MaxImageBytes = 32 << 20 })
+	w := newHostileWorld(t, func(o *Options) { o.ArtifactLimit = Limit{32 << 20, "max_bytes"} })
 	for name, tc := range map[string]struct {
 		parts []part
 		text  string
@@ -396,10 +401,10 @@ func TestHostileArtifacts(t *testing.T) {
 		"gzip with garbage behind": {[]part{packed(gz, append(gzipped(t, archiveOf(t, reg("f"))), "garbage"...))}, "say so in media_types"},
 		"gzip with a wrong sum":    {[]part{packed(gz, flipped(gzipped(t, archiveOf(t, reg("f"))), -6))}, "checksum"},
 		"gzip of two":              {[]part{packed(gz, append(gzipped(t, archiveOf(t, reg("f"))[:1024]), gzipped(t, make([]byte, 1024))...))}, ""},
-		"gzip bomb":                {[]part{packed(gz, gzipped(t, bomb))}, "more than the 32MiB of max_image_bytes"},
-		"zstd bomb":                {[]part{packed(zst, zstandard(t, bomb))}, "more than the 32MiB of max_image_bytes"},
-		"bomb of holes":            {[]part{packed(gz, gzipped(t, holes(t, 1<<30)))}, "more than the 32MiB of max_image_bytes"},
-		"bomb of parts":            {[]part{packed(gz, gzipped(t, bomb[:20<<20])), packed(gz, gzipped(t, bomb[:21<<20]))}, "more than the 32MiB of max_image_bytes"},
+		"gzip bomb":                {[]part{packed(gz, gzipped(t, bomb))}, "max_bytes: image is too large: with layer sha256:"},
+		"zstd bomb":                {[]part{packed(zst, zstandard(t, bomb))}, "max_bytes: image is too large: with layer sha256:"},
+		"bomb of holes":            {[]part{packed(gz, gzipped(t, holes(t, 1<<30)))}, "max_bytes: image is too large: with layer sha256:"},
+		"bomb of parts":            {[]part{packed(gz, gzipped(t, bomb[:20<<20])), packed(gz, gzipped(t, bomb[:21<<20]))}, "max_bytes: image is too large: with layer sha256:"},
 		"zstd of a large window":   {[]part{packed(zst, []byte{0x28, 0xb5, 0x2f, 0xfd, 0, 0xa8, 1, 0, 0})}, "window size exceeded"},
 		"zstd that is cut off":     {[]part{packed(zst, zstandard(t, archiveOf(t, reg("f")))[:60])}, "unexpected EOF"},
 	} {

@@ -598,7 +598,7 @@ func FuzzArchive(f *testing.F) {
 		d := digest.FromBytes(content)
 		for _, name := range []string{"", "title"} {
 			b := blob{Descriptor: ispec.Descriptor{Digest: d, Size: int64(len(content))}, unpack: true, name: name}
-			w := blobWriter{blob: b, budget: &budget{limit: limit}, clear: func(string) error { return nil }}
+			w := blobWriter{blob: b, budget: &budget{limits: []Limit{{Bytes: limit}}}, clear: func(string) error { return nil }}
 			r := &blobReader{
 				content: bytes.NewReader(content), blob: b, verifier: d.Verifier(), came: func(int64) {},
 				stall: newStallWatch(time.Hour, func() {}),

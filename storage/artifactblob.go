@@ -13,7 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/docker/go-units"
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 	"github.com/opencontainers/go-digest"
@@ -76,7 +75,7 @@ func (w blobWriter) write(out io.Writer, content io.Reader) error {
 	}
 	written := &writer{out: out}
 	err = w.writeArchive(written, head)
-	if err == nil || written.err != nil || errors.Is(err, ErrTooLarge) {
+	if err == nil || written.err != nil || w.budget.err != nil {
 		return cmp.Or(written.err, err)
 	}
 	return fmt.Errorf("%w: blob %s: its media type %q is that of an archive, plain or compressed by gzip or zstd: %w: where it is none, say so in media_types",
@@ -114,22 +113,11 @@ func (w blobWriter) writeArchive(out io.Writer, content *bufio.Reader) error {
 		return err
 	}
 	defer plain.Close()
-	stream := io.TeeReader(&budgetReader{plain, w.budget}, out)
-	entries := tar.NewReader(stream)
-	for {
-		entry, err := entries.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return err
-		}
-		// A sparse file is larger than what the archive has of it.
-		if err := w.budget.allow(entry.Size); err != nil {
-			return err
-		}
+	copying := w.budget.spender(out, plain)
+	if err := copying.files(); err != nil {
+		return err
 	}
-	if _, err := io.Copy(io.Discard, stream); err != nil {
+	if err := copying.rest(); err != nil {
 		return err
 	}
 	_, err = io.Copy(io.Discard, content) // what is behind a compressed stream
@@ -209,7 +197,7 @@ type blobReader struct {
 func (r *blobReader) Read(p []byte) (n int, err error) {
 	r.stall.await(func() { n, err = r.content.Read(p) })
 	if over := r.read + int64(n) - r.blob.Size; over > 0 {
-		n, err = n-int(over), fmt.Errorf("blob %s has more than %d bytes: %w", r.blob.Digest, r.blob.Size, istorage.ErrBlobSizeMismatch)
+		n, err = n-int(over), sizeFault(r.blob.Digest, r.blob.Size+over, r.blob.Size)
 	}
 	r.read += int64(n)
 	_, _ = r.verifier.Write(p[:n]) // a hash takes all
@@ -219,7 +207,7 @@ func (r *blobReader) Read(p []byte) (n int, err error) {
 	if errors.Is(err, io.EOF) {
 		switch {
 		case r.read < r.blob.Size:
-			err = fmt.Errorf("blob %s has %d bytes, and not %d: %w", r.blob.Digest, r.read, r.blob.Size, istorage.ErrBlobSizeMismatch)
+			err = sizeFault(r.blob.Digest, r.read, r.blob.Size)
 		case !r.verifier.Verified():
 			err = fmt.Errorf("blob %s: %w", r.blob.Digest, istorage.ErrBlobDigestMismatch)
 		default:
@@ -228,6 +216,17 @@ func (r *blobReader) Read(p []byte) (n int, err error) {
 	}
 	r.err = err
 	return n, err
+}
+
+// sizeFault returns an error unless a blob has as many bytes as its manifest says.
+func sizeFault(blob digest.Digest, has, said int64) error {
+	switch {
+	case has > said:
+		return fmt.Errorf("blob %s has more than %d bytes: %w", blob, said, istorage.ErrBlobSizeMismatch)
+	case has < said:
+		return fmt.Errorf("blob %s has %d bytes, and not %d: %w", blob, has, said, istorage.ErrBlobSizeMismatch)
+	}
+	return nil
 }
 
 // stallWatch calls stalled when something that is awaited takes too long.
@@ -246,36 +245,4 @@ func (w *stallWatch) await(wait func()) {
 	w.timer.Reset(w.limit)
 	defer w.timer.Stop()
 	wait()
-}
-
-// budget is how many bytes an image may have, and has.
-type budget struct{ limit, spent int64 }
-
-// allow returns ErrTooLarge where so many more bytes are too many.
-func (b *budget) allow(bytes int64) error {
-	if b.limit > 0 && bytes > b.limit-b.spent {
-		return fmt.Errorf("%w: unpacked it has more than the %s of max_image_bytes", ErrTooLarge, units.BytesSize(float64(b.limit)))
-	}
-	return nil
-}
-
-func (b *budget) spend(bytes int64) error {
-	err := b.allow(bytes)
-	b.spent += bytes
-	return err
-}
-
-// budgetReader spends what it reads.
-type budgetReader struct {
-	content io.Reader
-	budget  *budget
-}
-
-// Read reads.
-func (r *budgetReader) Read(p []byte) (int, error) {
-	n, err := r.content.Read(p)
-	if over := r.budget.spend(int64(n)); over != nil {
-		return 0, over
-	}
-	return n, err
 }

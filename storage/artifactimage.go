@@ -75,7 +75,13 @@ func (r *Root) makeLayers(ctx context.Context, src *source, blobs []blob, report
 	defer tracking.Wait()
 	defer close(events)
 
-	budget := &budget{limit: r.maxBytes}
+	budget := r.budget(src)
+	var made []string
+	defer func() {
+		if err != nil && budget.err != nil {
+			err = errors.Join(err, r.removeMade(made))
+		}
+	}()
 	parent := ""
 	for _, b := range blobs {
 		tell := func(event types.ProgressEvent, bytes int64) {
@@ -86,6 +92,7 @@ func (r *Root) makeLayers(ctx context.Context, src *source, blobs []blob, report
 		if err != nil {
 			return nil, fmt.Errorf("look for layer %s: %w", id, err)
 		}
+		budget.start(b.Digest, budget.spent)
 		if !has {
 			err := r.makeLayer(ctx, id, parent, blobWriter{
 				source: src, blob: b, stall: watch, budget: budget,
@@ -98,11 +105,13 @@ func (r *Root) makeLayers(ctx context.Context, src *source, blobs []blob, report
 			if err != nil {
 				return nil, err
 			}
+			made = append(made, id)
 		}
 		tell(types.ProgressEventDone, b.Size)
 		layer, err := r.store.Layer(id)
 		if err == nil && has {
-			err = budget.spend(layer.UncompressedSize)
+			err = budget.limit(layer.UncompressedSize)
+			budget.spent += layer.UncompressedSize
 		}
 		if err != nil {
 			return nil, fmt.Errorf("layer %s: %w", id, err)
@@ -131,6 +140,16 @@ func (r *Root) makeLayer(ctx context.Context, id, parent string, writer blobWrit
 		return unwritten
 	case err != nil:
 		return fmt.Errorf("unpack blob %s: %w", writer.blob.Digest, err)
+	}
+	return nil
+}
+
+// removeMade removes layers of an image that is not to be, highest last, unless something has come to use them.
+func (r *Root) removeMade(layers []string) error {
+	for _, id := range slices.Backward(layers) {
+		if _, err := r.collectLayer(id); err != nil {
+			return fmt.Errorf("remove layer %s: %w", id, err)
+		}
 	}
 	return nil
 }

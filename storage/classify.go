@@ -24,7 +24,7 @@ import (
 func classify(registry string, err error) error {
 	switch {
 	case errors.Is(err, ErrNotFound), errors.Is(err, ErrUnsupported), errors.Is(err, ErrSignature), errors.Is(err, ErrEncrypted),
-		errors.Is(err, ErrInvalidArtifact), errors.Is(err, ErrTooLarge):
+		errors.Is(err, ErrInvalidArtifact), errors.Is(err, ErrTooLarge), errors.Is(err, ErrDiskFull):
 		return err
 	case errors.Is(err, errStalled):
 		return fmt.Errorf("%w: registry %s: %w", ErrRegistryUnavailable, registry, err)

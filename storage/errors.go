@@ -23,7 +23,7 @@ var (
 	// ErrInvalidArtifact is returned for an OCI artifact whose blobs cannot become files. The text names the blob.
 	ErrInvalidArtifact = errors.New("invalid OCI artifact")
 
-	// ErrTooLarge is returned for an image that is larger than Options.MaxImageBytes or PullOptions.MaxBytes.
+	// ErrTooLarge is returned for an image that is larger than a Limit; the text has its setting.
 	ErrTooLarge = errors.New("image is too large")
 
 	// ErrNoSuchLayer is returned where no layer of an image is of a media type that was asked for. The text lists the
@@ -50,8 +50,8 @@ var (
 	// ErrEncrypted is returned for an image with layers that no decryption key of the node opens.
 	ErrEncrypted = errors.New("image is encrypted")
 
-	// ErrDiskFull is returned when the root's or the temporary directory's file system is full: for pulls, and for
-	// removals too, as containers/storage writes before it removes.
+	// ErrDiskFull is returned when the root's or the temporary directory's file system is full, or would be: for pulls, and
+	// for removals too, as containers/storage writes before it removes.
 	ErrDiskFull = errors.New("disk full")
 
 	// ErrUnproven is returned where nothing proves that an image in the root may be had with the node's credentials. The

@@ -17,31 +17,33 @@ func TestMaxBytes(t *testing.T) {
 	app := imageOf(t, noise(4096), noise(8192))
 	manifest, err := app.Manifest()
 	require.NoError(t, err)
-	var total int64
+	var compressed int64
 	for _, l := range manifest.Layers {
-		total += l.Size
+		compressed += l.Size
 	}
 	reg.push(t, "app:1", app)
 	ref := reg.host + "/app:1"
 	pull := func(limit int64) error {
-		_, err := root.Pull(t.Context(), ref, PullOptions{MaxBytes: limit})
+		_, err := root.Pull(t.Context(), ref, PullOptions{Limit: Limit{limit, "max"}})
 		return err
 	}
 
 	reg.take()
-	require.ErrorIs(t, pull(total-1), ErrTooLarge)
+	require.ErrorIs(t, pull(compressed-1), ErrTooLarge)
 	for _, request := range reg.take() {
 		assert.NotContains(t, request, "/blobs/")
 	}
 	_, err = root.Resolve(t.Context(), ref)
 	require.ErrorIs(t, err, ErrNotFound)
 
+	const total = 2*3*tarBlock + 4096 + 8192 // with the header and the end of each archive
+	require.ErrorIs(t, pull(total-1), ErrTooLarge, "unpacked")
 	require.NoError(t, pull(total))
 	require.ErrorIs(t, pull(total-1), ErrTooLarge, "it is there")
 	require.NoError(t, pull(0))
-	require.ErrorIs(t, root.CheckSize(t.Context(), imageID(t, app), total-1), ErrTooLarge)
-	require.NoError(t, root.CheckSize(t.Context(), imageID(t, app), total))
-	require.ErrorIs(t, root.CheckSize(t.Context(), strings.Repeat("0", 64), 1), ErrNotFound)
+	require.ErrorIs(t, root.CheckSize(t.Context(), imageID(t, app), Limit{total - 1, "max"}), ErrTooLarge)
+	require.NoError(t, root.CheckSize(t.Context(), imageID(t, app), Limit{total, "max"}))
+	require.ErrorIs(t, root.CheckSize(t.Context(), strings.Repeat("0", 64), Limit{1, "max"}), ErrNotFound)
 }
 
 func TestMaxBytesOfAnArtifact(t *testing.T) {
@@ -50,12 +52,12 @@ func TestMaxBytesOfAnArtifact(t *testing.T) {
 	d := reg.pushArtifact(t, "a", part{mediaType: "text/plain", title: "one", content: []byte(noise(600))},
 		part{mediaType: "text/plain", title: "two", content: []byte(noise(400))})
 	ref := reg.host + "/a@" + d.String()
-	_, err := root.Pull(t.Context(), ref, PullOptions{MaxBytes: 999})
+	_, err := root.Pull(t.Context(), ref, PullOptions{Limit: Limit{999, "max"}})
 	require.ErrorIs(t, err, ErrTooLarge)
-	image, err := root.Pull(t.Context(), ref, PullOptions{MaxBytes: 1000})
+	image, err := root.Pull(t.Context(), ref, PullOptions{Limit: Limit{1000, "max"}})
 	require.NoError(t, err)
-	require.NoError(t, root.CheckSize(t.Context(), image.ID, 1000))
-	require.ErrorIs(t, root.CheckSize(t.Context(), image.ID, 999), ErrTooLarge)
+	require.NoError(t, root.CheckSize(t.Context(), image.ID, Limit{1000, "max"}))
+	require.ErrorIs(t, root.CheckSize(t.Context(), image.ID, Limit{999, "max"}), ErrTooLarge)
 }
 
 func TestCheckSize(t *testing.T) {
@@ -78,7 +80,7 @@ func TestCheckSize(t *testing.T) {
 			for _, size := range tc.sizes {
 				layers = append(layers, types.BlobInfo{Size: size})
 			}
-			err := checkSize(layers, tc.limit)
+			err := checkSize(layers, Limit{tc.limit, "max"})
 			if tc.fault == "" {
 				require.NoError(t, err)
 				return

@@ -53,8 +53,8 @@ type Options struct {
 	// The longest pattern that fits counts; where none does, the media types of archives are those that end in "tar",
 	// "tar+gzip" or "tar+zstd". It counts when an artifact is pulled.
 	MediaTypes map[string]string
-	// MaxImageBytes is how large an image may be that is made of an OCI artifact, unpacked. 0 means any size.
-	MaxImageBytes int64
+	// ArtifactLimit is how large an image may be that is made of an OCI artifact, unpacked.
+	ArtifactLimit Limit
 
 	// TempDir takes blobs while they are downloaded, in a directory of this process's own. What processes left there that
 	// have ended is removed. Empty means /var/tmp.
@@ -95,11 +95,13 @@ type Root struct {
 	keysDir  string
 	stall    time.Duration
 	rules    mediaTypes
-	maxBytes int64           // of an image made of an artifact; 0: any number
 	backoff  []time.Duration // before the first retry, the second, …
 	slots    chan struct{}   // nil: any number of transfers
 	now      func() time.Time
 	log      logrus.FieldLogger
+
+	artifactLimit Limit
+	limits        *atomic.Pointer[[]Limit]
 
 	pulse      *pulse
 	downloads  *tempDir      // nil for the system's
@@ -205,11 +207,13 @@ func Open(opt Options) (_ *Root, err error) {
 		keysDir:  opt.DecryptionKeys,
 		stall:    cmp.Or(opt.StallTimeout, DefaultStallTimeout),
 		rules:    rules,
-		maxBytes: opt.MaxImageBytes,
 		backoff:  []time.Duration{time.Second, 2 * time.Second, 4 * time.Second},
 		patience: measuringPatience,
 		now:      time.Now,
 		log:      opt.Log.WithField("handler", opt.Name),
+
+		artifactLimit: opt.ArtifactLimit,
+		limits:        &atomic.Pointer[[]Limit]{},
 
 		pulse:      newPulse(opt),
 		downloads:  downloads,

@@ -43,8 +43,10 @@ type tracker struct {
 	// stalled is called when nothing comes for as long as stall while something is awaited: until the first blob
 	// begins (started) the answer to a request, then the rest of those in receiving. Neither the wait for a lock nor
 	// unpacking what has come counts.
-	stall     time.Duration
-	stalled   func()
+	stall   time.Duration
+	stalled func()
+	// larger, if not nil, is called when more of a blob comes than its manifest says it has.
+	larger    func(error)
 	requests  *requests
 	lastCame  time.Time
 	started   bool
@@ -73,7 +75,7 @@ func newTracker(layers []types.BlobInfo, report func(Progress), requests *reques
 		report:    report,
 	}
 	for _, l := range layers {
-		if _, ok := t.sizes[l.Digest]; !ok && l.Size > 0 {
+		if _, ok := t.sizes[l.Digest]; !ok && l.Size >= 0 {
 			t.sizes[l.Digest] = l.Size
 			t.progress.Total += l.Size
 		}
@@ -137,6 +139,9 @@ func (t *tracker) add(e types.ProgressProperties, now time.Time) {
 		t.receiving[e.Artifact.Digest] = true
 		return
 	case types.ProgressEventRead:
+		if has := int64(e.Offset); has > size && t.larger != nil { //nolint:gosec // an offset within a blob fits an int64
+			t.larger(sizeFault(e.Artifact.Digest, has, size))
+		}
 		done = max(done, min(size, int64(e.Offset))) //nolint:gosec // an offset within a blob fits an int64
 	case types.ProgressEventDone, types.ProgressEventSkipped:
 		done = size

@@ -33,9 +33,9 @@ type PullOptions struct {
 	// Namespace is that of the pod whose pull this is; empty where it is no pod's. A pull with Auth or AuthFile proves
 	// access to the image for this namespace alone; see Proven.
 	Namespace string
-	// MaxBytes, if not 0, refuses an image whose layers have more bytes in all, as its manifest lists them, before one of
-	// them is transferred, and also where the root has the image already.
-	MaxBytes int64
+	// Limit refuses an image whose layers have more bytes in all, as its manifest lists them, before one of them is
+	// transferred, or unpacked, and also where the root has the image already.
+	Limit Limit
 	// Progress, if not nil, is called as the pull goes on: at least once where there is something to transfer, about
 	// five times a second at most, one call at a time, and never after Pull has returned. It holds the transfer up
 	// until it returns, and must not call methods of the Root.
@@ -44,7 +44,7 @@ type PullOptions struct {
 
 // key differs for all options under which a pull may come out in another way.
 func (o PullOptions) key() string {
-	return fmt.Sprintf("%s %q %q %d", o.Auth.key(), o.AuthFile, o.SignaturePolicy, o.MaxBytes)
+	return fmt.Sprintf("%s %q %q %d", o.Auth.key(), o.AuthFile, o.SignaturePolicy, o.Limit.Bytes)
 }
 
 // apply makes sys what the options ask for.
@@ -151,10 +151,11 @@ func (r *Root) pullOne(ctx context.Context, named reference.Named, opt PullOptio
 	defer func() { arrived() }()
 	image, err := r.bring(ctx, named, &sys, report, func(known knows) (*source, error) {
 		src, err := r.openSource(ctx, named, &sys, known)
-		if err == nil && checkSize(src.layers, opt.MaxBytes) != nil {
-			return nil, errors.Join(checkSize(src.layers, opt.MaxBytes), src.Close())
-		}
 		if err == nil {
+			if large := checkSize(src.layers, opt.Limit); large != nil {
+				return nil, errors.Join(large, src.Close())
+			}
+			src.limit = opt.Limit
 			src.announce = func(imageID string) { arrived = r.arriving.add(imageID, named.String()) }
 		}
 		return src, err
@@ -163,7 +164,7 @@ func (r *Root) pullOne(ctx context.Context, named reference.Named, opt PullOptio
 		return Image{}, err
 	}
 	r.recordAccess(image.ID, r.provenBy(named, image.ID, opt))
-	return image, r.checkSize(image.ID, opt.MaxBytes) // of one that was there, too
+	return image, r.checkSize(image.ID, opt.Limit) // of one that was there, too
 }
 
 // bring makes sure that the root has what the source has, under that name, if the signature policy allows it.
@@ -262,7 +263,8 @@ func (r *Root) transfer(ctx context.Context, named reference.Named, src *source,
 
 // copyImage copies an image from its open source, which it closes, into the root.
 func (r *Root) copyImage(ctx context.Context, named reference.Named, src *source, policy *signature.PolicyContext, sys *types.SystemContext, report func(Progress)) (*cstorage.Image, error) {
-	destination, err := r.destination(named, src)
+	store := r.boundStore(src)
+	destination, err := destination(store, named, src)
 	if err != nil {
 		return nil, errors.Join(err, src.Close())
 	}
@@ -286,11 +288,13 @@ func (r *Root) copyImage(ctx context.Context, named reference.Named, src *source
 	drained := make(chan struct{})
 	go func() {
 		defer close(drained)
-		newTracker(src.layers, report, requests, r.stall, func() {
+		tracker := newTracker(src.layers, report, requests, r.stall, func() {
 			if !src.local {
 				cancel(stalled)
 			}
-		}).run(events)
+		})
+		tracker.larger = func(err error) { cancel(err) }
+		tracker.run(events)
 	}()
 	var stored types.ImageReference
 	_, err = copy.Image(requests.traced(copyCtx), policy, destination, openedReference{src.Reference(), src.ImageSource}, &copy.Options{
@@ -304,8 +308,11 @@ func (r *Root) copyImage(ctx context.Context, named reference.Named, src *source
 	})
 	close(events)
 	<-drained
-	if err != nil && errors.Is(context.Cause(copyCtx), errStalled) {
-		return nil, stalled
+	if cause := context.Cause(copyCtx); err != nil && (errors.Is(cause, errStalled) || errors.Is(cause, istorage.ErrBlobSizeMismatch)) {
+		return nil, cause
+	}
+	if over := store.budget.err; err != nil && over != nil {
+		return nil, errors.Join(over, r.removeMade(store.made))
 	}
 	if err != nil {
 		return nil, err
@@ -324,11 +331,15 @@ func (r *Root) copyImage(ctx context.Context, named reference.Named, src *source
 
 // destination is where to copy to: the name, or the id alone for what may have a digest as its name that containers/image
 // does not come to: an index around an index, or the manifest of an encrypted image.
-func (r *Root) destination(named reference.Named, src *source) (types.ImageReference, error) {
-	if len(src.manifests) == 0 {
-		return r.reference(named)
+func destination(store cstorage.Store, named reference.Named, src *source) (types.ImageReference, error) {
+	if len(src.manifests) > 0 {
+		return istorage.Transport.NewStoreReference(store, nil, src.config.Encoded())
 	}
-	return istorage.Transport.NewStoreReference(r.store, nil, src.config.Encoded())
+	named, err := withoutTagBesideDigest(named)
+	if err != nil {
+		return nil, err
+	}
+	return istorage.Transport.NewStoreReference(store, named, "")
 }
 
 // addManifests keeps manifests that the image came from with it, as containers/image keeps the outermost, and gives it

@@ -111,9 +111,11 @@ type room struct{ free, available, inodes uint64 }
 // scarce tells whether there may be less than the reserve has.
 func (r room) scarce() bool { return r.available < reserveBytes || r.inodes < reserveInodes }
 
-func (r *Root) room() (room, error) {
+func (r *Root) room() (room, error) { return roomIn(filepath.Dir(r.marker)) }
+
+func roomIn(dir string) (room, error) {
 	var s unix.Statfs_t
-	if err := unix.Statfs(filepath.Dir(r.marker), &s); err != nil {
+	if err := unix.Statfs(dir, &s); err != nil {
 		return room{}, fmt.Errorf("look for free space: %w", err)
 	}
 	size := uint64(s.Bsize) //nolint:gosec // never negative

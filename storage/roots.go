@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 )
 
 // Roots are CRI-O's own root and those of the handlers. Their methods may be called from several goroutines.
@@ -34,6 +35,7 @@ type handlerRoot struct {
 	root    *Root
 	pulse   *pulse
 	pulled  chan struct{}
+	limits  atomic.Pointer[[]Limit]
 	fault   error
 
 	opening sync.Mutex // held while the root is opened
@@ -102,7 +104,7 @@ func (r *Roots) open(h *handlerRoot) (*Root, error) {
 			root.log.WithError(err).Warn("the run root is not kept with the root: a change of it may go unnoticed")
 		}
 	}
-	root.leans, root.pulled, root.pulse = r.crio, h.pulled, h.pulse
+	root.leans, root.pulled, root.pulse, root.limits = r.crio, h.pulled, h.pulse, &h.limits
 	return root, nil
 }
 

@@ -40,6 +40,8 @@ type source struct {
 	// source is that of the instance by itself, and instance is nil; and its own, where layers are encrypted. For an
 	// artifact they are all, its own the last.
 	manifests [][]byte
+	// limit is that of whoever asks for it.
+	limit Limit
 	// announce, if not nil, is called with the image's id before it is in the root.
 	announce func(imageID string)
 }

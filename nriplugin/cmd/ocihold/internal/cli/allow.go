@@ -8,6 +8,7 @@ import (
 
 	"github.com/bmatcuk/doublestar/v4"
 
+	"github.com/ocihold/ocihold/conf"
 	"github.com/ocihold/ocihold/imagevolume"
 	"github.com/ocihold/ocihold/storage"
 )
@@ -46,7 +47,7 @@ func (s volumeStore) allowPresent(ctx context.Context, id, ref, namespace string
 			return fmt.Errorf("%w: image %s, whose names are %q, is not among allowed_images in [volumes]", imagevolume.ErrNotAllowed, ref, names)
 		}
 	}
-	if err := s.root.CheckSize(ctx, id, int64(s.config.MaxImageBytes)); err != nil {
+	if err := s.root.CheckSize(ctx, id, volumeLimit(s.config)); err != nil {
 		return fmt.Errorf("image %s: %w", ref, tooLarge(err))
 	}
 	return nil
@@ -67,10 +68,14 @@ func fits(patterns []string, name string) bool {
 	})
 }
 
-// tooLarge names the setting.
+// volumeLimit is how large an image may be that is a volume.
+func volumeLimit(config conf.Volumes) storage.Limit {
+	return storage.Limit{Bytes: int64(config.MaxImageBytes), Setting: "max_image_bytes in [volumes]"}
+}
+
 func tooLarge(err error) error {
 	if errors.Is(err, storage.ErrTooLarge) {
-		return fmt.Errorf("%w: max_image_bytes in [volumes]: %w", imagevolume.ErrNotAllowed, err)
+		return fmt.Errorf("%w: %w", imagevolume.ErrNotAllowed, err)
 	}
 	return err
 }

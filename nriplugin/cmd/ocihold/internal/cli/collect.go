@@ -35,10 +35,19 @@ func newCollector(config conf.Config, crio *conf.CRIO, roots *storage.Roots, ser
 	return c
 }
 
-// configure has collections from now on go by this configuration.
+// configure has collections and pulls from now on go by this configuration.
 func (c *collector) configure(config conf.Config) {
 	handlers := config.Roots()
 	c.handlers.Store(&handlers)
+	for _, name := range c.roots.Names() {
+		h := config.Handlers[name]
+		at := " in [handlers." + name + "]"
+		// The roots are those that were configured at start, as are their names.
+		_ = c.roots.SetLimits(name,
+			storage.Limit{Bytes: int64(h.MaxImageBytes), Setting: "max_image_bytes" + at},
+			storage.Limit{Bytes: int64(h.MaxBytes), Setting: "max_bytes" + at},
+		)
+	}
 }
 
 // Collect collects in the root of the handler, or in each. With several, one

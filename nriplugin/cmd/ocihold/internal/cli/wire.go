@@ -45,7 +45,7 @@ func openRoots(config conf.Config, crio *conf.CRIO, log logrus.FieldLogger) (*st
 		PullConcurrency:    config.Handlers[conf.DefaultHandler].PullConcurrency,
 		StallTimeout:       config.Pull.StallTimeout,
 		MediaTypes:         config.MediaTypes,
-		MaxImageBytes:      int64(config.Volumes.MaxImageBytes),
+		ArtifactLimit:      volumeLimit(config.Volumes),
 		TempDir:            filepath.Join(temporary, "downloads"),
 		BlobInfoCacheDir:   filepath.Join(config.StateDir, "cache"),
 		SignaturePolicy:    crio.SignaturePolicy,
@@ -192,7 +192,7 @@ func (s volumeStore) Pull(ctx context.Context, ref, namespace string, progress f
 		return imagevolume.Image{}, err
 	}
 	image, err := s.service.PullInto(ctx, s.name, ref, storage.PullOptions{
-		MaxBytes: int64(s.config.MaxImageBytes),
+		Limit:    volumeLimit(s.config),
 		Progress: func(p storage.Progress) { progress(imagevolume.Progress{Done: p.Done, Total: p.Total}) },
 	})
 	return volumeImage(image), tooLarge(err)
