@@ -294,8 +294,12 @@ func (m *matrix) truncateList(t *testing.T, program string) (repair func()) {
 	require.NoError(t, m.checkSpared(false))
 	now, err := os.ReadFile(file)
 	require.NoError(t, err)
-	if len(now) == left { // nobody who had it in memory has written it since
-		list, err := ociholdCommand(t, m.Node, "images")
+	list, err := ociholdCommand(t, m.Node, "images")
+	if program == realnode.Ocihold {
+		require.Len(t, now, left, "it is left as it is")
+	}
+	// CRI-O may have written it anew, and ocihold may know from before what was in it.
+	if len(now) == left && (program == realnode.Ocihold || !strings.Contains(list, m.spared[0].image.ref)) {
 		assert.Contains(t, list+fmt.Sprint(err, started), file, "the file is named")
 	}
 	return func() {
