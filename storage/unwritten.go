@@ -10,21 +10,26 @@ import (
 	"go.podman.io/storage/pkg/lockfile"
 )
 
-// RemoveUnwritten removes what a process leaves that is killed as it writes one of a root's lists, or data of an image:
+// RemoveUnwritten removes what a process leaves that is killed as it writes one of a root's lists, also that of the mounts
+// in its run root, or data of an image:
 // the new file, whose name is not its own yet. Who writes such a file holds the lock of the list. It looks at those roots
 // only whose disk is mounted.
 func (r *Roots) RemoveUnwritten(ctx context.Context) error {
 	roots, _ := r.all()
 	var errs []error
 	for _, root := range roots {
+		lists := []string{filepath.Join(root.store.RunRoot(), "overlay-layers/mountpoints")}
 		for _, home := range root.homes() {
 			for _, list := range []string{"overlay-layers/layers", "overlay-images/images", "overlay-containers/containers"} {
-				if err := ctx.Err(); err != nil {
-					return err
-				}
-				if err := removeUnwritten(filepath.Join(filepath.Dir(home), list+".lock")); err != nil {
-					errs = append(errs, fmt.Errorf("remove what was half written in the root of handler %q: %w", root.name, err))
-				}
+				lists = append(lists, filepath.Join(filepath.Dir(home), list))
+			}
+		}
+		for _, list := range lists {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			if err := removeUnwritten(list + ".lock"); err != nil {
+				errs = append(errs, fmt.Errorf("remove what was half written in the root of handler %q: %w", root.name, err))
 			}
 		}
 	}

@@ -23,6 +23,8 @@ func TestRemoveUnwritten(t *testing.T) {
 		} {
 			left = append(left, filepath.Join(root, file))
 		}
+		runRoot := node.root(t, handler).store.RunRoot()
+		left = append(left, filepath.Join(runRoot, "overlay-layers/.tmp-mountpoints.json1"))
 	}
 	for _, file := range left {
 		require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o700))
