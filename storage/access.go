@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -285,10 +284,15 @@ func (r *Root) addAccess(imageID string, proven access) error {
 
 // access returns what is kept on the image.
 func (r *Root) access(imageID string) (access, error) {
-	content, err := r.store.ImageBigData(imageID, accessKey)
-	if errors.Is(err, fs.ErrNotExist) {
+	record, err := r.resolveID(imageID)
+	if err != nil {
+		return access{}, err
+	}
+	// A removal that was killed may have left the file of an image of this id that was there before.
+	if !slices.Contains(record.BigDataNames, accessKey) {
 		return access{Version: accessVersion}, nil
 	}
+	content, err := r.store.ImageBigData(imageID, accessKey)
 	if err != nil {
 		return access{}, unknownImage(err)
 	}

@@ -5,6 +5,8 @@ import (
 	"encoding/base64"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -300,6 +302,29 @@ func TestBadAccessRecord(t *testing.T) {
 		require.NoError(t, root.Prove(t.Context(), image.ID))
 		assertProven(t, root, image.ID, "team", true)
 	}
+}
+
+// What a removal that was killed leaves proves nothing for the image when it is pulled again.
+func TestProofOfAnImageThatWasThere(t *testing.T) {
+	reg := newRegistry(t)
+	reg.push(t, "app:1", imageOf(t, "one"))
+	reg.private("user", "secret")
+	root := open(t, testOptions(t))
+	as := func(namespace string) PullOptions {
+		return PullOptions{Auth: &Auth{Username: "user", Password: "secret"}, Namespace: namespace}
+	}
+	image, err := root.Pull(t.Context(), reg.host+"/app:1", as("before"))
+	require.NoError(t, err)
+	file := filepath.Join(root.store.GraphRoot(), "overlay-images", image.ID, "="+base64.StdEncoding.EncodeToString([]byte(accessKey)))
+	left, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.NoError(t, root.deleteImage(image.ID))
+	require.NoError(t, os.Mkdir(filepath.Dir(file), 0o700))
+	write(t, file, string(left))
+	_, err = root.Pull(t.Context(), reg.host+"/app:1", as("now"))
+	require.NoError(t, err)
+	assertProven(t, root, image.ID, "now", true)
+	assertProven(t, root, image.ID, "before", false)
 }
 
 func assertManifestRequests(t *testing.T, reg *testRegistry, want int) {
