@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -350,6 +351,45 @@ func TestCollectRests(t *testing.T) {
 	require.NoError(t, <-pulled)
 	c = collect(false)
 	assert.Equal(t, []string{rests}, []string{c.Layers[0].ID})
+}
+
+// The data of an image whose record a killed removal has taken goes, too, unless the list of records is lost.
+func TestCollectDataWithoutRecord(t *testing.T) {
+	reg := newRegistry(t)
+	node := newNode(t, "vm")
+	root := node.root(t, "vm")
+	image := node.pullSized(t, reg, "a:1", 0, 1)
+	home := filepath.Join(root.store.GraphRoot(), "overlay-images")
+	stray := filepath.Join(home, strings.Repeat("a", 64))
+	require.NoError(t, os.Mkdir(stray, 0o700))
+	write(t, filepath.Join(stray, "=key"), "data")
+	other := filepath.Join(home, "other")
+	require.NoError(t, os.Mkdir(other, 0o700))
+	collect := func(dry bool) {
+		opt := all()
+		opt.DryRun, opt.High, opt.MaxBytes = dry, 100, 0
+		c, err := node.roots.Collect(t.Context(), "vm", opt)
+		require.NoError(t, err)
+		assert.Empty(t, c.Faults)
+	}
+	collect(false)
+	assert.DirExists(t, stray, "another program may be at it")
+	root.now = func() time.Time { return time.Now().Add(restAge + time.Minute) }
+	collect(true)
+	assert.DirExists(t, stray)
+
+	list := filepath.Join(home, "images.json")
+	content, err := os.ReadFile(list)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(list, nil, 0o600))
+	require.NoError(t, root.collectData(nil))
+	assert.DirExists(t, filepath.Join(home, image.ID))
+	require.NoError(t, os.WriteFile(list, content, 0o600))
+
+	collect(false)
+	assert.NoDirExists(t, stray)
+	assert.DirExists(t, other)
+	assert.DirExists(t, filepath.Join(home, image.ID))
 }
 
 func TestLastUsed(t *testing.T) {

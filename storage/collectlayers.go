@@ -2,19 +2,23 @@ package storage
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
+	"go.podman.io/image/v5/docker/reference"
 	cstorage "go.podman.io/storage"
+	"go.podman.io/storage/pkg/lockfile"
 )
 
 // restAge is how old a layer is that no image has, and that goes for it: other programs record an image when all its
 // layers are there.
 const restAge = time.Hour
 
-// collectRests removes layers that no image has and downloads of ended processes.
+// collectRests removes layers that no image has, data of images whose record is gone, and downloads of ended processes.
 func (r *Root) collectRests(ctx context.Context, bytes map[string]uint64, c *Collection) error {
 	all, err := r.store.MultiList(cstorage.MultiListOptions{Images: true, Layers: true, Containers: true})
 	if err != nil {
@@ -32,6 +36,11 @@ func (r *Root) collectRests(ctx context.Context, bytes map[string]uint64, c *Col
 		}
 		c.Layers = append(c.Layers, GCLayer{ID: id, Bytes: bytes[id]})
 		c.Freed += bytes[id]
+	}
+	if !c.DryRun {
+		if err := r.collectData(all.Images); err != nil {
+			c.Faults = append(c.Faults, fmt.Sprintf("remove data of images that are gone: %v", err))
+		}
 	}
 	if r.downloads == nil {
 		return nil
@@ -63,6 +72,54 @@ func (r *Root) collectLayer(id string) (gone bool, err error) {
 		})
 	})
 	return gone, err
+}
+
+// collectData removes the directories of images that have no record and are old: a removal that was killed leaves them.
+// images are those that there were a moment ago.
+func (r *Root) collectData(images []cstorage.Image) error {
+	home := filepath.Join(r.imageHome(), "overlay-images")
+	strays := func(has func(id string) bool) (dirs []string, err error) {
+		entries, err := os.ReadDir(home)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range entries {
+			if !reference.IsFullIdentifier(e.Name()) || has(e.Name()) {
+				continue
+			}
+			info, err := e.Info()
+			if err != nil {
+				return nil, err
+			}
+			if r.now().Sub(info.ModTime()) >= restAge {
+				dirs = append(dirs, filepath.Join(home, e.Name()))
+			}
+		}
+		return dirs, nil
+	}
+	found, err := strays(func(id string) bool {
+		return slices.ContainsFunc(images, func(i cstorage.Image) bool { return i.ID == id })
+	})
+	if len(found) == 0 {
+		return err
+	}
+	lock, err := lockfile.GetLockFile(filepath.Join(home, "images.lock"))
+	if err != nil {
+		return err
+	}
+	lock.Lock()
+	defer lock.Unlock()
+	records, err := readRecords[imageRecord](filepath.Join(home, "images.json"))
+	if records == nil {
+		return err // a list that was lost may come back
+	}
+	found, err = strays(func(id string) bool {
+		return slices.ContainsFunc(records, func(i imageRecord) bool { return i.ID == id })
+	})
+	for _, dir := range found {
+		err = errors.Join(err, os.RemoveAll(dir))
+	}
+	return err
 }
 
 // rests are the layers that nothing has, children before their parents: what was left of pulls that ended midway, and
