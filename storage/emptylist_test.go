@@ -2,6 +2,7 @@ package storage
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -13,11 +14,24 @@ import (
 // A root of which a list was cut to nothing is refused, and what it has stays:
 // read as a list of nothing, the next pull would make its layers anew.
 func TestEmptyLists(t *testing.T) {
-	for _, list := range []string{"overlay-layers/layers.json", "overlay-images/images.json", "overlay-containers/containers.json"} {
-		t.Run(filepath.Base(list), func(t *testing.T) {
+	for _, tc := range []struct {
+		list       string
+		imageStore bool // images have a directory of their own
+	}{
+		{"overlay-layers/layers.json", false},
+		{"overlay-images/images.json", false},
+		{"overlay-containers/containers.json", false},
+		{"overlay-layers/layers.json", true},
+		{"overlay-images/images.json", true},
+	} {
+		t.Run(fmt.Sprintf("%s %t", filepath.Base(tc.list), tc.imageStore), func(t *testing.T) {
 			reg := newRegistry(t)
 			reg.push(t, "a:1", imageOf(t, "a"))
-			root, err := Open(testOptions(t))
+			opt := testOptions(t)
+			if tc.imageStore {
+				opt.ImageStore = t.TempDir()
+			}
+			root, err := Open(opt)
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, root.Close()) })
 			image, err := root.Pull(t.Context(), reg.host+"/a:1", PullOptions{})
@@ -28,7 +42,7 @@ func TestEmptyLists(t *testing.T) {
 			before, err := os.Stat(lowers[0])
 			require.NoError(t, err)
 
-			file := filepath.Join(root.store.GraphRoot(), list)
+			file := filepath.Join(root.imageHome(), tc.list)
 			content, err := os.ReadFile(file)
 			require.NoError(t, err)
 			require.NoError(t, os.Truncate(file, 0))

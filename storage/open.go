@@ -280,17 +280,19 @@ func (r *Root) ready() error {
 	if err != nil {
 		return err
 	}
-	return checkLists(r.store.GraphRoot())
+	return r.checkLists()
 }
 
-// checkLists returns ErrEmptyList where a list of the root dir has no bytes. containers/storage never writes one like
-// that and reads it as a list of nothing: the next pull would take the files of layers, which containers may have
-// mounted, for leftovers.
-func checkLists(dir string) error {
-	for _, file := range []string{"overlay-layers/layers.json", "overlay-images/images.json", "overlay-containers/containers.json"} {
-		path := filepath.Join(dir, file)
-		if info, err := os.Stat(path); err == nil && info.Size() == 0 {
-			return emptyList(path)
+// checkLists returns ErrEmptyList where a list of the root has no bytes. containers/storage never writes one like that
+// and reads it as a list of nothing: the next pull would take the files of layers, which containers may have mounted,
+// for leftovers.
+func (r *Root) checkLists() error {
+	for _, dir := range []string{r.store.GraphRoot(), r.imageHome()} {
+		for _, file := range []string{"overlay-layers/layers.json", "overlay-images/images.json", "overlay-containers/containers.json"} {
+			path := filepath.Join(dir, file)
+			if info, err := os.Stat(path); err == nil && info.Size() == 0 {
+				return emptyList(path)
+			}
 		}
 	}
 	return nil
