@@ -130,6 +130,7 @@ func (m *matrix) run(t *testing.T, c combination) {
 	if c.program == realnode.CRIO {
 		handler = ""
 	}
+	m.tryOut(t, m.probe)
 	a := begin(t, c.action.prepare(t, m, handler))
 	// Any moment of the action may be the one.
 	last(t, time.Duration(m.random.Int64N(int64(time.Second))))
@@ -286,5 +287,9 @@ func (m *matrix) clear(t *testing.T) {
 	for _, s := range m.spared {
 		require.NoError(t, s.pod.Remove(t.Context()))
 	}
+	require.Eventually(t, func() bool {
+		h, err := heldBy(m.Node)
+		return err == nil && len(h.Mounts)+len(h.Leases) == 0
+	}, time.Minute, 100*time.Millisecond)
 	m.AssertClean(t)
 }
