@@ -26,7 +26,7 @@ const ReportAnnotation = "ocihold.dev/volumes"
 
 const (
 	backOffMin = 100 * time.Millisecond
-	backOffMax = 3 * time.Second
+	backOffMax = time.Second
 	// registrationTimeout is how long a runtime may take to accept the plugin.
 	registrationTimeout = stub.DefaultRegistrationTimeout
 )
@@ -76,16 +76,18 @@ func New(options Options, volumes Volumes) *Plugin {
 func (p *Plugin) Registered() bool { return p.registered.Load() }
 
 // Run keeps the plugin registered until ctx ends. A runtime that is not there,
-// refuses or goes away is tried again with a growing delay of at most some
-// seconds.
+// refuses or goes away is tried again with a growing delay of about a second at
+// most. The log has each fault once.
 func (p *Plugin) Run(ctx context.Context) error {
 	delay := backOffMin
+	told := ""
 	for ctx.Err() == nil {
 		served, err := p.serve(ctx)
 		if served {
-			delay = backOffMin
+			delay, told = backOffMin, ""
 		}
-		if ctx.Err() == nil {
+		if ctx.Err() == nil && err.Error() != told {
+			told = err.Error()
 			p.options.Log.WithError(err).WithField("socket", p.options.Socket).Warn("not registered with the container runtime; trying again")
 		}
 		select {
@@ -260,6 +262,7 @@ var (
 
 // Synchronize takes over what the runtime has.
 func (h *handlers) Synchronize(_ context.Context, pods []*api.PodSandbox, containers []*api.Container) ([]*api.ContainerUpdate, error) {
+	began := time.Now()
 	all := make([]imagevolume.Pod, len(pods))
 	for i, pod := range pods {
 		all[i] = podOf(pod)
@@ -273,7 +276,9 @@ func (h *handlers) Synchronize(_ context.Context, pods []*api.PodSandbox, contai
 		h.volumes.Synchronize(all, byPod)
 		h.registered.Store(true)
 	})
-	h.options.Log.WithField("pods", len(pods)).WithField("containers", len(containers)).Info("synchronized with the container runtime")
+	h.options.Log.WithFields(logrus.Fields{
+		"pods": len(pods), "containers": len(containers), "took": time.Since(began),
+	}).Info("synchronized with the container runtime")
 	return nil, nil
 }
 
