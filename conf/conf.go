@@ -134,6 +134,9 @@ type Volumes struct {
 	// MaxImageBytes is what the layers of a volume's image may have in all, as
 	// its manifest says, and unpacked; 0 is no limit.
 	MaxImageBytes Size `toml:"max_image_bytes"`
+	// MaxScratchBytes is what the scratchSize of a writable volume may be; 0 is
+	// no limit but the disk.
+	MaxScratchBytes Size `toml:"max_scratch_bytes"`
 	// Pin gives images in use in CRI-O's own root a name besides, which fits
 	// PinPattern, so that a kubelet that asks CRI-O itself for images does not
 	// collect them. [DropIn] has CRI-O know the pattern.

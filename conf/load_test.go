@@ -48,6 +48,7 @@ harden_native = false
 allowed_images = ["reg.example/**"]
 allowed_namespaces = ["team-*", "shop"]
 max_image_bytes = "10GB"
+max_scratch_bytes = "2GiB"
 pin = true
 [image_service]
 socket = "/b/image.sock"
@@ -118,6 +119,7 @@ image = "c"
 		Volumes: Volumes{
 			MountAPI: "mount", TrustPresent: true, Pin: true,
 			AllowedImages: []string{"reg.example/**"}, AllowedNamespaces: []string{"team-*", "shop"}, MaxImageBytes: 10_000_000_000,
+			MaxScratchBytes: 2 << 30,
 		},
 		Handlers: map[string]Handler{
 			"default": {Name: "default", Pull: "crio"},
@@ -350,6 +352,7 @@ func TestValidate(t *testing.T) {
 		"mount_api":           {func(c *Config) { c.Volumes.MountAPI = "" }, `volumes.mount_api = "": must be one of auto, fsconfig, mount`},
 		"allowed images":      {func(c *Config) { c.Volumes.AllowedImages = []string{"a", "["} }, `volumes.allowed_images = "[": must be patterns for image names, such as registry.example/models/**`},
 		"allowed namespaces":  {func(c *Config) { c.Volumes.AllowedNamespaces = []string{""} }, `volumes.allowed_namespaces = "": must be patterns for namespaces, such as team-*`},
+		"max scratch bytes":   {func(c *Config) { c.Volumes.MaxScratchBytes = -1 }, `volumes.max_scratch_bytes = "-1B": must not be negative`},
 		"max image bytes":     {func(c *Config) { c.Volumes.MaxImageBytes = -1 }, `volumes.max_image_bytes = "-1B": must not be negative`},
 		"no stall_timeout":    {func(c *Config) { c.Pull.StallTimeout = 0 }, `pull.stall_timeout = "0s": must be a second or more, such as 2m`},
 		"metrics on no port":  {func(c *Config) { c.Metrics.Address = "127.0.0.1" }, `metrics.address = "127.0.0.1": must be host:port, such as 127.0.0.1:9537, or empty for no metrics`},

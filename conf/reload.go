@@ -23,7 +23,7 @@ func (c Config) Text() ([]byte, error) {
 }
 
 // reloadedKeys are those that need no restart.
-var reloadedKeys = []string{"log_level", "routes", "volumes.trust_present", "volumes.allowed_images", "volumes.allowed_namespaces"}
+var reloadedKeys = []string{"log_level", "routes", "volumes.trust_present", "volumes.allowed_images", "volumes.allowed_namespaces", "volumes.max_scratch_bytes"}
 
 // reloadedOfHandlers are the keys of a handler that need no restart.
 var reloadedOfHandlers = []string{
@@ -40,6 +40,7 @@ func (c Config) Reload(next Config) (now Config, taken, restart []string, err er
 	now = c
 	now.LogLevel, now.Routes, now.Volumes.TrustPresent = next.LogLevel, next.Routes, next.Volumes.TrustPresent
 	now.Volumes.AllowedImages, now.Volumes.AllowedNamespaces = next.Volumes.AllowedImages, next.Volumes.AllowedNamespaces
+	now.Volumes.MaxScratchBytes = next.Volumes.MaxScratchBytes
 	now.Handlers = maps.Clone(c.Handlers)
 	for name, h := range now.Handlers {
 		n, ok := next.Handlers[name]

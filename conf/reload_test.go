@@ -60,6 +60,7 @@ func TestReload(t *testing.T) {
 			change: func(c *Config) { c.Volumes.AllowedNamespaces = []string{"a"} }, taken: []string{"volumes.allowed_namespaces"},
 		},
 		"image size":    {change: func(c *Config) { c.Volumes.MaxImageBytes = 1 }, restart: []string{"volumes.max_image_bytes"}},
+		"scratch size":  {change: func(c *Config) { c.Volumes.MaxScratchBytes = 1 }, taken: []string{"volumes.max_scratch_bytes"}},
 		"trust":         {change: func(c *Config) { c.Volumes.TrustPresent = true }, taken: []string{"volumes.trust_present"}},
 		"routes":        {change: func(c *Config) { c.Routes = nil }, taken: []string{"routes"}},
 		"marks":         {change: handler(func(h *Handler) { h.GCHigh, h.GCLow = 50, 40 }), taken: []string{"handlers.v.m.gc_high", "handlers.v.m.gc_low"}},

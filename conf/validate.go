@@ -74,6 +74,9 @@ func (c Config) Validate() error {
 	if c.Volumes.MaxImageBytes < 0 {
 		k.fault("volumes.max_image_bytes", c.Volumes.MaxImageBytes.String(), "must not be negative")
 	}
+	if c.Volumes.MaxScratchBytes < 0 {
+		k.fault("volumes.max_scratch_bytes", c.Volumes.MaxScratchBytes.String(), "must not be negative")
+	}
 	k.absoluteOrEmpty("image_service.socket", c.ImageService.Socket)
 	if c.Pull.StallTimeout < time.Second {
 		k.fault("pull.stall_timeout", c.Pull.StallTimeout.String(), "must be a second or more, such as 2m")

@@ -50,6 +50,7 @@ func newFakeStore() *fakeStore {
 type fakeStores struct {
 	crio, vm *fakeStore
 	vmAway   atomic.Bool
+	scratch  atomic.Int64 // that is allowed; 0 for any
 }
 
 var _ imagevolume.Stores = (*fakeStores)(nil)
@@ -59,6 +60,13 @@ func (s *fakeStores) Root(handler string) string {
 		return "vm"
 	}
 	return ""
+}
+
+func (s *fakeStores) AllowScratch(bytes int64) error {
+	if most := s.scratch.Load(); most > 0 && bytes > most {
+		return fmt.Errorf("%w: max_scratch_bytes", imagevolume.ErrNotAllowed)
+	}
+	return nil
 }
 
 func (s *fakeStores) Roots() []string { return []string{"", "vm"} }

@@ -24,7 +24,7 @@ func (img Image) plain() Image { return Image{Root: img.Root, ID: img.ID} }
 // in bytes.
 type Progress struct{ Done, Total int64 }
 
-// Stores are the roots of the node's runtime handlers.
+// Stores are the roots of the node's runtime handlers, and what the node allows.
 type Stores interface {
 	// Root names the root for pods of the runtime handler: "" is CRI-O's own,
 	// which every handler without a root of its own shares. It answers from
@@ -32,6 +32,9 @@ type Stores interface {
 	Root(handler string) string
 	// Roots lists the names of all roots.
 	Roots() []string
+	// AllowScratch returns ErrNotAllowed where no pod may have that much room to
+	// write to. It answers from memory.
+	AllowScratch(bytes int64) error
 	// Store opens a root. It returns an error when the root is not there, as
 	// when its disk is not mounted; later it may be.
 	Store(root string) (Store, error)

@@ -196,6 +196,10 @@ func (m *Manager) find(ctx context.Context, l *look) ([]Image, []string, error) 
 		m.mu.Lock()
 		l.adopt = key
 		m.mu.Unlock()
+	} else if l.size > 0 {
+		if err := m.stores.AllowScratch(l.size); err != nil {
+			return nil, nil, err
+		}
 	}
 	if l.userNS != "" {
 		idMap, err := m.mounts.IDMap(l.userNS)

@@ -683,3 +683,21 @@ func TestNotAllowed(t *testing.T) {
 		require.ErrorContains(t, err, "allowed_namespaces")
 	}))
 }
+
+func TestScratchNotAllowed(t *testing.T) {
+	inWorld(t, synchronized(func(t *testing.T, w *world) {
+		w.stores.scratch.Store(request.DefaultScratchSize - 1)
+		p := pod("p", `[{"image": "reg/b:1", "mountPath": "/b", "readOnly": false}]`)
+		w.RunPod(p)
+		w.wait()
+		_, err := w.CreateContainer(p, container("c"))
+		require.EqualError(t, err, "image volume /b of container c of pod ns/p: annotation image-volume.ocihold.dev: "+
+			"not allowed on this node: max_scratch_bytes; will be tried again")
+		assert.NotContains(t, w.store.calls(), "pull reg/b:1")
+		assert.Empty(t, w.store.leases())
+		w.stores.scratch.Store(request.DefaultScratchSize)
+		w.wait() // it is tried again
+		_, err = w.CreateContainer(p, container("c"))
+		require.NoError(t, err)
+	}))
+}

@@ -76,13 +76,12 @@ func (r *Root) makeLayers(ctx context.Context, src *source, blobs []blob, report
 	defer close(events)
 
 	budget := r.budget(src)
-	var made []string
+	parent := ""
 	defer func() {
 		if err != nil && budget.err != nil {
-			err = errors.Join(err, r.removeMade(made))
+			err = errors.Join(err, r.removeRests(parent))
 		}
 	}()
-	parent := ""
 	for _, b := range blobs {
 		tell := func(event types.ProgressEvent, bytes int64) {
 			events <- types.ProgressProperties{Event: event, Artifact: types.BlobInfo{Digest: b.Digest}, Offset: uint64(bytes)} //nolint:gosec // never negative
@@ -105,7 +104,6 @@ func (r *Root) makeLayers(ctx context.Context, src *source, blobs []blob, report
 			if err != nil {
 				return nil, err
 			}
-			made = append(made, id)
 		}
 		tell(types.ProgressEventDone, b.Size)
 		layer, err := r.store.Layer(id)
@@ -144,12 +142,21 @@ func (r *Root) makeLayer(ctx context.Context, id, parent string, writer blobWrit
 	return nil
 }
 
-// removeMade removes layers of an image that is not to be, highest last, unless something has come to use them.
-func (r *Root) removeMade(layers []string) error {
-	for _, id := range slices.Backward(layers) {
-		if _, err := r.collectLayer(id); err != nil {
-			return fmt.Errorf("remove layer %s: %w", id, err)
+// removeRests removes the highest layer of an image that is not to be, and those below it, up to the first that something
+// else uses.
+func (r *Root) removeRests(top string) error {
+	for top != "" {
+		layer, err := r.store.Layer(top)
+		if errors.Is(err, cstorage.ErrLayerUnknown) {
+			return nil
 		}
+		if err != nil {
+			return fmt.Errorf("look for layer %s: %w", top, err)
+		}
+		if gone, err := r.collectLayer(top); err != nil || !gone {
+			return err
+		}
+		top = layer.Parent
 	}
 	return nil
 }

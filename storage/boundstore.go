@@ -12,8 +12,7 @@ import (
 	compression "go.podman.io/storage/pkg/archive"
 )
 
-// boundStore is a root's store for the transfer of one image, which unpacks no more than the budget has. It remembers
-// the layers that it makes.
+// boundStore is a root's store for the transfer of one image, which unpacks no more than the budget has.
 type boundStore struct {
 	cstorage.Store
 
@@ -22,7 +21,8 @@ type boundStore struct {
 	blobs map[digest.Digest]int64
 	// sizes are those of the layers made, unpacked.
 	sizes map[string]int64
-	made  []string
+	// top is the highest layer of the image that is there.
+	top string
 }
 
 func (r *Root) boundStore(src *source) *boundStore {
@@ -44,6 +44,7 @@ func (s *boundStore) PutLayer(
 	if err != nil {
 		return nil, -1, err
 	}
+	s.top = parent
 	s.budget.start(options.OriginalDigest, below)
 	read := &countingReader{content: content}
 	bound := *options
@@ -64,7 +65,7 @@ func (s *boundStore) PutLayer(
 		return nil, -1, s.budget.err
 	}
 	if err == nil {
-		s.made, s.sizes[id] = append(s.made, id), s.budget.spent-below
+		s.top, s.sizes[id] = id, s.budget.spent-below
 	}
 	return layer, size, err
 }

@@ -92,13 +92,16 @@ func (b *budget) limit(bytes int64) error {
 	if b.err != nil {
 		return b.err
 	}
+	least := Limit{}
 	for _, l := range b.limits {
-		if l.Bytes > 0 && bytes > l.Bytes-b.spent {
-			b.err = fmt.Errorf("%s: %w: with layer %s it has more than %s, unpacked", l.Setting, ErrTooLarge, b.blob, l)
-			return b.err
+		if l.Bytes > 0 && (least.Bytes == 0 || l.Bytes < least.Bytes) {
+			least = l
 		}
 	}
-	return nil
+	if least.Bytes > 0 && bytes > least.Bytes-b.spent {
+		b.err = fmt.Errorf("%s: %w: with layer %s it has more than %s, unpacked", least.Setting, ErrTooLarge, b.blob, least)
+	}
+	return b.err
 }
 
 func (b *budget) spend(bytes int64) error {

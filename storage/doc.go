@@ -34,7 +34,8 @@
 //   - A reference means the same image as it means to CRI-O and podman; [Root.Resolve] says where those two differ.
 //   - There is one transfer per image and credentials at a time in a process; whoever asks for it meanwhile shares it and may leave it.
 //   - An image whose pull failed or was cancelled is not visible, and its temporary files are gone. Layers that were
-//     complete by then stay, unreferenced, and the next pull of the image takes up there.
+//     complete by then stay, unreferenced, and the next pull of the image takes up there; but for an image that is too large,
+//     unpacked, or for which the disk has no room: what nothing else has of that is gone.
 //   - Taking a lease is atomic against the removal of the image: either it fails with [ErrNotFound] or the image stays.
 //   - An image that anything in any root uses is not removed, nor is a layer of a handler root that CRI-O's own root
 //     leans on; looking and removing are one under CRI-O's locks.

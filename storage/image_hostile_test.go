@@ -157,26 +157,26 @@ func zeros(t *testing.T, name string, size int) []byte {
 func TestUnpackedLimit(t *testing.T) {
 	const gz, zst = ispec.MediaTypeImageLayerGzip, ispec.MediaTypeImageLayerZstd
 	const mb = 1 << 20
-	limit := Limit{32 * mb, "max in [test]"}
-	bomb := zeros(t, "f", 256*mb)
+	limit := Limit{8 * mb, "max in [test]"}
+	bomb := zeros(t, "f", 64*mb)
 	var files []tar.Header
-	for i := range 70_000 {
+	for i := range 17_000 {
 		files = append(files, dir(fmt.Sprint("d", i)))
 	}
-	manyHoles := append(bytes.Repeat(holes(t, 8*mb)[:4*tarBlock], 6), make([]byte, 2*tarBlock)...)
+	manyHoles := append(bytes.Repeat(holes(t, 2*mb)[:4*tarBlock], 6), make([]byte, 2*tarBlock)...)
 	for name, push := range map[string]func(r *testRegistry){
 		"gzip":   func(r *testRegistry) { r.pushPacked(t, "a", gz, gzipped, bomb) },
 		"zstd":   func(r *testRegistry) { r.pushPacked(t, "a", zst, zstandard, bomb) },
-		"plain":  func(r *testRegistry) { r.pushPacked(t, "a", ispec.MediaTypeImageLayer, plain, zeros(t, "f", 33*mb)) },
+		"plain":  func(r *testRegistry) { r.pushPacked(t, "a", ispec.MediaTypeImageLayer, plain, zeros(t, "f", 9*mb)) },
 		"Docker": func(r *testRegistry) { r.push(t, "a:1", dockerImage(t, bomb)) },
 		"layers": func(r *testRegistry) {
-			r.pushPacked(t, "a", gz, gzipped, zeros(t, "a", 12*mb), zeros(t, "b", 12*mb), zeros(t, "c", 12*mb))
+			r.pushPacked(t, "a", gz, gzipped, zeros(t, "a", 3*mb), zeros(t, "b", 3*mb), zeros(t, "c", 3*mb))
 		},
 		"holes":      func(r *testRegistry) { r.pushPacked(t, "a", gz, gzipped, holes(t, 256*mb)) },
 		"many holes": func(r *testRegistry) { r.pushPacked(t, "a", gz, gzipped, manyHoles) },
 		"many files": func(r *testRegistry) { r.pushPacked(t, "a", gz, gzipped, archiveOf(t, files...)) },
 		"behind the end": func(r *testRegistry) {
-			r.pushPacked(t, "a", gz, gzipped, append(archiveOf(t, reg("f")), make([]byte, 64*mb)...))
+			r.pushPacked(t, "a", gz, gzipped, append(archiveOf(t, reg("f")), make([]byte, 16*mb)...))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -194,7 +194,7 @@ func TestUnpackedLimit(t *testing.T) {
 				_, err := w.root.Pull(t.Context(), w.reg.host+"/a:1", opt)
 				require.ErrorIs(t, err, ErrTooLarge, set)
 				assert.Regexp(t, `^pull "127\.0\.0\.1:\d+/a:1": max in \[test\]: image is too large: `+
-					`(with layer sha256:[0-9a-f]{64} it has more than 33\.55MB, unpacked|its layers have more than 33\.55MB in all)$`, err.Error(), set)
+					`(with layer sha256:[0-9a-f]{64} it has more than 8\.389MB, unpacked|its layers have more than 8\.389MB in all)$`, err.Error(), set)
 				assert.ElementsMatch(t, before, layerIDs(t, w.root), "its layers are gone")
 				_, err = w.root.Resolve(t.Context(), w.reg.host+"/a:1")
 				require.ErrorIs(t, err, ErrNotFound)

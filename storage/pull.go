@@ -312,7 +312,7 @@ func (r *Root) copyImage(ctx context.Context, named reference.Named, src *source
 		return nil, cause
 	}
 	if over := store.budget.err; err != nil && over != nil {
-		return nil, errors.Join(over, r.removeMade(store.made))
+		return nil, errors.Join(over, r.removeRests(store.top))
 	}
 	if err != nil {
 		return nil, err

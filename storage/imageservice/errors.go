@@ -40,7 +40,7 @@ func asStatus(err error) error {
 		code = codes.PermissionDenied
 	case errors.Is(err, storage.ErrInUse), errors.Is(err, storage.ErrUnmounted), errors.Is(err, errUsers):
 		code = codes.FailedPrecondition
-	case errors.Is(err, storage.ErrDiskFull):
+	case errors.Is(err, storage.ErrDiskFull), errors.Is(err, storage.ErrTooLarge):
 		code = codes.ResourceExhausted
 	case errors.Is(err, storage.ErrClosed), errors.Is(err, storage.ErrHung):
 		code = codes.Unavailable

@@ -291,6 +291,32 @@ func TestScratchThatDoesNotFit(t *testing.T) {
 	requireNoScratch(t, n)
 }
 
+// More than the node allows is refused before anything is pulled; room that a pod
+// has stays.
+func TestScratchNotAllowed(t *testing.T) {
+	n := realnode.Boot(t, realnode.Options{})
+	ref := scratchImage(t, n, "scratch/limited:1")
+	podWith := func(size string) *realnode.Pod {
+		asked := writables(t, "/pod", writable{volume: volume{Image: ref, MountPath: "/vol"}, Scratch: "pod", ScratchSize: size})
+		return runPod(t, n, realnode.PodSpec{Annotations: asked})
+	}
+	running := podWith("64MiB")
+	sh(t, run(t, running, realnode.ContainerSpec{}), "echo kept >/vol/new")
+	restartWith(t, n, "[volumes]\nmax_scratch_bytes = \"32MiB\"\n")
+
+	require.NoError(t, n.Proxy().ResetCounts(t.Context()))
+	pod := podWith("33MiB")
+	text := refused(t, pod, realnode.ContainerSpec{}, "max_scratch_bytes in [volumes]")
+	assert.Contains(t, text, "image volume /vol of container main of pod default/"+pod.Config.GetMetadata().GetName()+
+		": annotation image-volume.ocihold.dev/pod: not allowed on this node: scratchSize is 33MiB and "+
+		"max_scratch_bytes in [volumes] 32MiB: ask for less, or have the node allow more")
+	assert.Empty(t, requests(t, n))
+	require.NoError(t, pod.Remove(t.Context()))
+
+	sh(t, run(t, podWith("32MiB"), realnode.ContainerSpec{}), "echo new >/vol/new")
+	assert.Equal(t, "kept\n", sh(t, run(t, running, realnode.ContainerSpec{Name: "second"}), "cat /vol/new"))
+}
+
 // Programs that end and start again change nothing of what is written.
 func TestScratchOverRestarts(t *testing.T) {
 	n := realnode.Boot(t, realnode.Options{})

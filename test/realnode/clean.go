@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -16,7 +17,7 @@ import (
 const leasePrefix = "ocihold-lease-"
 
 // cleanLimit is how long ocihold may take to let go of what nobody uses.
-const cleanLimit = 15 * time.Second
+const cleanLimit = time.Minute
 
 // testingT is what AssertClean needs of a *testing.T.
 type testingT interface {
@@ -30,7 +31,7 @@ type testingT interface {
 func (n *Node) AssertClean(t testingT) {
 	t.Helper()
 	var last error
-	require.Eventually(t, func() bool {
+	assert.Eventually(t, func() bool { // and what follows says what is left
 		last = n.checkClean()
 		return last == nil
 	}, cleanLimit, 100*time.Millisecond, "node is not clean")

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/docker/go-units"
 	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc"
 
@@ -162,6 +163,15 @@ func (s volumeStores) Roots() []string {
 	names := slices.Clone(s.roots.Names())
 	names[0] = "" // CRI-O's own is the first
 	return names
+}
+
+func (s volumeStores) AllowScratch(bytes int64) error {
+	most := int64(s.config.Load().MaxScratchBytes)
+	if most > 0 && bytes > most {
+		return fmt.Errorf("%w: scratchSize is %s and max_scratch_bytes in [volumes] %s: ask for less, or have the node allow more",
+			imagevolume.ErrNotAllowed, units.BytesSize(float64(bytes)), units.BytesSize(float64(most)))
+	}
+	return nil
 }
 
 func (s volumeStores) Store(name string) (imagevolume.Store, error) {
