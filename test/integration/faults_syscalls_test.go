@@ -339,8 +339,9 @@ func (n *callNode) traced(t *testing.T, op operation, do func(context.Context) e
 		detach()
 		if op.starts {
 			require.NoError(t, n.Kill(t.Context(), realnode.Ocihold, syscall.SIGTERM))
-			end := regexp.MustCompile(fmt.Sprintf(`(?m)^%d +\+\+\+ exited`, n.pid(t, realnode.Ocihold)))
+			end := regexp.MustCompile(fmt.Sprintf(`(?m)^%d +\+\+\+`, n.pid(t, realnode.Ocihold)))
 			require.Eventually(t, func() bool { return end.MatchString(read()) }, time.Minute, 10*time.Millisecond)
+			tr.killed = died() // as it ended
 		}
 	}
 	tr.log = read()
@@ -450,8 +451,10 @@ func (n *callNode) clear(t *testing.T) {
 // keeps or shares, and the loop devices of what containers write.
 func (n *callNode) kept(t *testing.T) (all []string) {
 	t.Helper()
-	dirs := []string{n.RunDir(), filepath.Join(n.RunDir(), "roots"), filepath.Join(n.RunDir(), "roots", "vm"), n.CRIORunRoot(),
-		filepath.Join(n.Dir(), "lib", "ocihold"), filepath.Join(n.Dir(), "tmp")}
+	dirs := []string{
+		n.RunDir(), filepath.Join(n.RunDir(), "roots"), filepath.Join(n.RunDir(), "roots", "vm"), n.CRIORunRoot(),
+		filepath.Join(n.Dir(), "lib", "ocihold"), filepath.Join(n.Dir(), "tmp"),
+	}
 	for _, root := range []string{n.CRIORoot(), n.HandlerRoot("vm")} {
 		for _, sub := range []string{"overlay", "overlay-layers", "overlay-images", "overlay-containers"} {
 			dirs = append(dirs, filepath.Join(root, sub))
