@@ -289,7 +289,7 @@ func (m *matrix) clear(t *testing.T) {
 	}
 	require.Eventually(t, func() bool {
 		h, err := heldBy(m.Node)
-		return err == nil && len(h.Mounts)+len(h.Leases) == 0
+		return err == nil && len(h.mounts(m.Node))+len(h.Leases) == 0
 	}, time.Minute, 100*time.Millisecond)
 	m.AssertClean(t)
 }
