@@ -3,7 +3,6 @@ package integration
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -236,7 +235,7 @@ func (m *matrix) stopWithLock(t *testing.T, program string) {
 			inodes = append(inodes, fmt.Sprint(info.Sys().(*syscall.Stat_t).Ino))
 		}
 	}
-	pid := m.pid(t, program)
+	pid := m.PID(t, program)
 	holds := regexp.MustCompile(fmt.Sprintf(`POSIX +ADVISORY +WRITE +%d [0-9a-f:]+:(%s) `, pid, strings.Join(inodes, "|")))
 	require.Eventually(t, func() bool {
 		require.NoError(t, m.Kill(t.Context(), program, syscall.SIGSTOP))
@@ -251,16 +250,6 @@ func (m *matrix) stopWithLock(t *testing.T, program string) {
 		require.NoError(t, m.Kill(t.Context(), program, syscall.SIGCONT))
 		return false
 	}, 30*time.Second, time.Millisecond, "%s never has a lock", program)
-}
-
-// pid is that of a program of the node.
-func (n *sparedNode) pid(t *testing.T, program string) int {
-	t.Helper()
-	record, err := os.ReadFile(filepath.Join(n.Dir(), "run", program+".pid"))
-	require.NoError(t, err)
-	var process struct{ PID int }
-	require.NoError(t, json.Unmarshal(record, &process))
-	return process.PID
 }
 
 // truncateList kills the program and cuts a list of its root, as some file systems do

@@ -323,14 +323,9 @@ func (n *sparedNode) tryOut(t *testing.T, probe pushed) {
 	n.usual = time.Since(began)
 }
 
-// recovers waits until all works, which may take recoveryLimit, or ten times what is
-// usual where that is more, and returns how long it took.
-func (n *sparedNode) recovers(t *testing.T, probe pushed) time.Duration {
-	t.Helper()
-	return n.recoversSince(t, time.Now(), probe)
-}
-
-// recoversSince is recovers from a fault that ended at some time.
+// recoversSince waits until all works, which may take recoveryLimit, or ten times what
+// is usual where that is more, from a fault that ended at some time. It returns how
+// long it took.
 func (n *sparedNode) recoversSince(t *testing.T, began time.Time, probe pushed) time.Duration {
 	t.Helper()
 	limit := max(recoveryLimit, 10*n.usual)

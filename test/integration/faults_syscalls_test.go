@@ -281,7 +281,7 @@ func (n *callNode) traced(t *testing.T, op operation, do func(context.Context) e
 		n.Under(realnode.Ocihold, append([]string{"strace", "-D"}, args...)...)
 		defer n.Under(realnode.Ocihold)
 	} else {
-		tracer := exec.CommandContext(t.Context(), "strace", append(args, "-p", fmt.Sprint(n.pid(t, realnode.Ocihold)))...)
+		tracer := exec.CommandContext(t.Context(), "strace", append(args, "-p", fmt.Sprint(n.PID(t, realnode.Ocihold)))...)
 		awaitAttached(t, tracer)
 		detach = sync.OnceFunc(func() {
 			// By SIGINT it would wait for each thread, and for ever where they die just now.
@@ -319,7 +319,7 @@ func (n *callNode) traced(t *testing.T, op operation, do func(context.Context) e
 			if began = began || runs(); !began {
 				continue
 			}
-			tasks, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", n.pid(t, realnode.Ocihold)))
+			tasks, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", n.PID(t, realnode.Ocihold)))
 			for _, task := range tasks {
 				if !slices.Contains(tr.threads, task.Name()) {
 					tr.threads = append(tr.threads, task.Name())
@@ -339,7 +339,7 @@ func (n *callNode) traced(t *testing.T, op operation, do func(context.Context) e
 		detach()
 		if op.starts {
 			require.NoError(t, n.Kill(t.Context(), realnode.Ocihold, syscall.SIGTERM))
-			end := regexp.MustCompile(fmt.Sprintf(`(?m)^%d +\+\+\+`, n.pid(t, realnode.Ocihold)))
+			end := regexp.MustCompile(fmt.Sprintf(`(?m)^%d +\+\+\+`, n.PID(t, realnode.Ocihold)))
 			require.Eventually(t, func() bool { return end.MatchString(read()) }, time.Minute, 10*time.Millisecond)
 			tr.killed = died() // as it ended
 		}
