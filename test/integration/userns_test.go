@@ -1,6 +1,8 @@
 package integration
 
 import (
+	"fmt"
+	"os/exec"
 	"syscall"
 	"testing"
 
@@ -83,6 +85,26 @@ func TestUserNamespaces(t *testing.T) {
 		// in the host's, though (1.34.0).
 		third := run(t, pod, realnode.ContainerSpec{Name: "third"})
 		assert.Equal(t, sourceOf(t, c, "/m"), sourceOf(t, third, "/m"))
+		require.NoError(t, pod.Remove(t.Context()))
+		requireNothingHeld(t, n)
+	})
+
+	t.Run("owners that cannot be mapped", func(t *testing.T) {
+		// As a kernel answers for a file system that cannot map ids.
+		tracer := exec.CommandContext(t.Context(), "strace", "-f", "-o", "/dev/null", "-e", "trace=mount_setattr",
+			"-e", "inject=mount_setattr:error=EINVAL", "-p", fmt.Sprint(n.PID(t, realnode.Ocihold)))
+		awaitAttached(t, tracer)
+		pod := runPod(t, n, realnode.PodSpec{Annotations: whole, Users: users(200000)})
+		text := refused(t, pod, realnode.ContainerSpec{}, "the owners of the image's files cannot be mapped")
+		assert.Contains(t, text, "ImageVolumeMountFailed: image volume /m: ")
+		assert.Contains(t, text, "Linux 5.19 or later")
+		plain := runPod(t, n, realnode.PodSpec{Annotations: whole})
+		assert.Equal(t, asInTheImage, sh(t, run(t, plain, realnode.ContainerSpec{}), "cd /m; "+owners), "others have the volume")
+		require.NoError(t, plain.Remove(t.Context()))
+
+		require.NoError(t, tracer.Process.Kill())
+		require.Error(t, tracer.Wait())
+		assert.Equal(t, asInTheImage, sh(t, run(t, pod, realnode.ContainerSpec{}), "cd /m; "+owners), "it is tried again")
 		require.NoError(t, pod.Remove(t.Context()))
 		requireNothingHeld(t, n)
 	})
