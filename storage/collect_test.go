@@ -382,7 +382,7 @@ func TestCollectDataWithoutRecord(t *testing.T) {
 	content, err := os.ReadFile(list)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(list, nil, 0o600))
-	require.NoError(t, root.collectData(nil))
+	require.ErrorIs(t, root.collectData(nil), ErrEmptyList)
 	assert.DirExists(t, filepath.Join(home, image.ID))
 	require.NoError(t, os.WriteFile(list, content, 0o600))
 
