@@ -48,7 +48,7 @@ integration: ## Test on a real node: CRI-O, registry, mounts
 	CGO_ENABLED=0 go -C test vet -tags "$(TAGS)" ./...
 	CGO_ENABLED=0 go -C test test -tags "$(TAGS)" -count=1 -timeout 40m -v ./... 2>&1 | grep -vE '^=== (RUN|PAUSE|CONT|NAME)'
 
-test-faults: deps ## Test faults of programs and disks, a part of integration, by itself; OCIHOLD_SEED repeats a run
+test-faults: deps ## Test faults of programs and disks, a part of integration, by itself
 	CGO_ENABLED=0 go -C test test -tags "$(TAGS)" -count=1 -timeout 40m -run 'TestFaults|TestKilledAtSystemCall' -v ./integration 2>&1 | \
 		grep -vE '^=== (RUN|PAUSE|CONT|NAME)'
 

@@ -2,7 +2,6 @@ package integration
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -20,9 +19,7 @@ import (
 // of an artifact.
 func TestArtifactPullsKilledAtAnyMoment(t *testing.T) {
 	n := realnode.Boot(t, realnode.Options{HandlerRoots: true})
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := seeded(t)
 	pushed := func(i int) artifact {
 		a := artifact{ref: n.Ref(fmt.Sprintf("killed/artifact:%d", i)), files: map[string]string{}}
 		var blobs []images.Blob

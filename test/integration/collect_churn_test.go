@@ -51,9 +51,7 @@ gc_min_age = %q
 gc_max_age = %q
 gc_interval = "24h"
 `, churnHigh, churnLow, churnMinAge, churnMaxAge))})
-	seed := rand.Uint64()
-	t.Log("seed", seed)
-	c := &churn{n: n, random: rand.New(rand.NewPCG(seed, 0))}
+	c := &churn{n: n, random: seeded(t)}
 	base := appLayer("base", busybox(t)...)
 	for i := range 10 {
 		layers := [][]images.Entry{base, {images.Big(fmt.Sprint("big-", i%5), 1<<20, uint64(i%5))}}
@@ -63,7 +61,7 @@ gc_interval = "24h"
 	steps := count(40, 3000)
 	for step := range steps {
 		what := c.step(t)
-		c.requireHeld(t, fmt.Sprintf("step %d of seed %d: %s", step, seed, what))
+		c.requireHeld(t, fmt.Sprintf("step %d: %s", step, what))
 	}
 	t.Logf("%d steps, %s, %d images went", steps, c.clock.Round(time.Minute), c.went)
 	require.NotZero(t, c.went)
@@ -155,9 +153,7 @@ func TestCreateAgainstCollect(t *testing.T) {
 		"[handlers.vm]\nmax_bytes = \"1MiB\"\ngc_high = 2\ngc_low = 1\ngc_interval = \"24h\"\n")})
 	a := pushApp(t, n, "raced:1", appLayer("lower", busybox(t)...), appLayer("upper"))
 	pod := runPod(t, n, realnode.PodSpec{Handler: "vm"})
-	seed := rand.Uint64()
-	t.Log("seed", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := seeded(t)
 	outcomes := map[string]int{}
 	for i := range count(40, 1000) {
 		id := pullFor(t, n, "vm", a.ref)

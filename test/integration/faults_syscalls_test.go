@@ -8,13 +8,11 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -142,15 +140,8 @@ var operations = []operation{
 // while it is at work. Started again, it leaves nothing of what was half done, does
 // it when it is asked again, and no running container has lost its volume.
 func TestKilledAtSystemCall(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	if text := os.Getenv("OCIHOLD_SEED"); text != "" {
-		var err error
-		seed, err = strconv.ParseUint(text, 10, 64)
-		require.NoError(t, err)
-	}
-	t.Log("seed", seed)
 	o := realnode.Options{OciholdConf: settings(t, "[volumes]\npin = true\n\n[handlers.vm]\ngc_max_age = \"24h\"\n")}
-	n := &callNode{sparedNode: newSparedNode(t, o, rand.New(rand.NewPCG(seed, 0)))}
+	n := &callNode{sparedNode: newSparedNode(t, o, seeded(t))}
 	n.app = pushFiles(t, n.Node, "faults/app:1", 3, 4)
 	for _, op := range operations {
 		t.Run(op.name, func(t *testing.T) { n.sweep(t, op) })

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -57,17 +56,11 @@ func combinations() (possible []combination, impossible int) {
 // TestFaults puts the programs of a node, and what they keep on disk, out of order
 // while it is about something. No container ever runs without its volume, no
 // volume of a running container is lost, nothing is left behind, and all works
-// again soon after. OCIHOLD_SEED repeats a run.
+// again soon after.
 func TestFaults(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	if text := os.Getenv("OCIHOLD_SEED"); text != "" {
-		var err error
-		seed, err = strconv.ParseUint(text, 10, 64)
-		require.NoError(t, err)
-	}
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := seeded(t)
 	all, impossible := combinations()
-	t.Logf("seed %d: %d combinations, %d more are impossible", seed, len(all), impossible)
+	t.Logf("%d combinations, %d more are impossible", len(all), impossible)
 	require.GreaterOrEqual(t, len(all), 60)
 	chosen := random.Perm(len(all))[:count(12, len(all))]
 	slices.Sort(chosen)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -280,9 +279,7 @@ func TestPullsThatEndMidway(t *testing.T) {
 // TestPullsKilledAtAnyMoment kills ocihold at random moments of a pull.
 func TestPullsKilledAtAnyMoment(t *testing.T) {
 	n := realnode.Boot(t, realnode.Options{HandlerRoots: true})
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := seeded(t)
 	const size = 2 << 20
 	image := func(i int) string {
 		layers := [][]images.Entry{busybox(t)}

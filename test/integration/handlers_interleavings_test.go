@@ -2,7 +2,6 @@ package integration
 
 import (
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -26,9 +25,7 @@ func TestPullsAndRemovalsOverRoots(t *testing.T) {
 	}
 	before := layersOf(t, n.CRIORoot())
 	pod := runPod(t, n, realnode.PodSpec{})
-	seed := rand.Uint64()
-	t.Log("seed", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := seeded(t)
 	attempt := uint32(0)
 	start := func(a app, id string) *realnode.Container {
 		attempt++

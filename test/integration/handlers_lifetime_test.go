@@ -3,7 +3,6 @@ package integration
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,9 +23,7 @@ func TestCreateAgainstRemove(t *testing.T) {
 	n := realnode.Boot(t, realnode.Options{HandlerRoots: true})
 	a := pushApp(t, n, "raced:1", appLayer("lower", busybox(t)...), appLayer("upper"))
 	pod := runPod(t, n, realnode.PodSpec{Handler: "vm"})
-	seed := rand.Uint64()
-	t.Log("seed", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := seeded(t)
 	refusals, removals := 0, 0
 	for i := range count(100, 1000) {
 		id := pullFor(t, n, "vm", a.ref)

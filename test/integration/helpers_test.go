@@ -4,8 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -22,6 +24,20 @@ func count(scaled, full int) int {
 		return full
 	}
 	return scaled
+}
+
+// seeded is a source of random numbers whose seed is logged, and can be given in
+// OCIHOLD_SEED to have the same again.
+func seeded(t testing.TB) *rand.Rand {
+	t.Helper()
+	seed := rand.Uint64()
+	if text := os.Getenv("OCIHOLD_SEED"); text != "" {
+		var err error
+		seed, err = strconv.ParseUint(text, 10, 64)
+		require.NoError(t, err)
+	}
+	t.Log("seed", seed)
+	return rand.New(rand.NewPCG(seed, 0))
 }
 
 // volume is a volume as a pod's annotation has it.

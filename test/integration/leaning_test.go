@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -187,9 +186,7 @@ func TestMendingKilledAtAnyMoment(t *testing.T) {
 	shared := [][]images.Entry{busybox(t), {images.Big("shared", size, 1)}}
 	x := pushApp(t, n, "vm/x:1", shared...)
 	y := pushApp(t, n, "y:1", append(slices.Clone(shared), []images.Entry{images.Big("a", size, 2)}, []images.Entry{images.Big("b", size, 3)})...)
-	seed := rand.Uint64()
-	t.Log("seed", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := seeded(t)
 	before, others := layersOf(t, n.CRIORoot()), len(topLayers(t, n.CRIORoot()))
 	pullFor(t, n, "vm", x.ref)
 	absent := 0

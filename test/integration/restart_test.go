@@ -3,7 +3,6 @@ package integration
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -132,9 +131,7 @@ func TestKilledAtWork(t *testing.T) {
 	kept := runPod(t, n, realnode.PodSpec{Annotations: volumes(t, volume{Image: stays.ref, MountPath: "/vol"})})
 	reader := run(t, kept, realnode.ContainerSpec{})
 	spec := realnode.PodSpec{Annotations: volumes(t, volume{Image: img.ref, MountPath: "/vol"})}
-	seed := rand.Uint64()
-	t.Log("seed", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := seeded(t)
 	for range count(6, 100) {
 		delay := time.Duration(random.IntN(int(600 * time.Millisecond)))
 		killed := killAfter(t, n, delay)

@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -17,9 +16,7 @@ import (
 func TestVolumeAgainstRemove(t *testing.T) {
 	n := realnode.Boot(t, realnode.Options{})
 	img := pushFiles(t, n, "raced/volume:1", 4, 10)
-	seed := rand.Uint64()
-	t.Log("seed", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := seeded(t)
 	removers := []cri.ImageServiceClient{n.OciholdImages(), n.Images()}
 	refused, removed, without := 0, 0, 0
 	took := 50 * time.Millisecond // the pod before

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -390,9 +389,7 @@ func TestScratchKilledAtWork(t *testing.T) {
 	keeper := run(t, kept, realnode.ContainerSpec{})
 	sh(t, keeper, "echo keeper > /vol/mark")
 	requireScratch(t, n, 2)
-	seed := rand.Uint64()
-	t.Log("seed", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := seeded(t)
 	for range count(6, 100) {
 		delay := time.Duration(random.IntN(int(400 * time.Millisecond)))
 		killed := killAfter(t, n, delay)
