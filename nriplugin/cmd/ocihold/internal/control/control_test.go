@@ -168,7 +168,7 @@ func TestPanicEndsTheDaemon(t *testing.T) {
 		return
 	}
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestPanicEndsTheDaemon$")
-	cmd.Env = append(os.Environ(), "OCIHOLD_TEST_PANIC=1")
+	cmd.Env = append(os.Environ(), "OCIHOLD_TEST_PANIC=1", "TMPDIR="+t.TempDir()) // which it does not remove
 	out, err := cmd.CombinedOutput()
 	require.Error(t, err, "%s", out)
 	assert.Contains(t, string(out), "panic: open images.lock: read-only file system")
