@@ -150,7 +150,7 @@ func (c *churn) requireHeld(t *testing.T, when string) {
 // that there is has all its files.
 func TestCreateAgainstCollect(t *testing.T) {
 	n := realnode.Boot(t, realnode.Options{HandlerRoots: true, OciholdConf: settings(t,
-		"[handlers.vm]\nmax_bytes = \"1MiB\"\ngc_high = 2\ngc_low = 1\ngc_interval = \"24h\"\n")})
+		"[handlers.vm]\nmax_bytes = \"16MiB\"\ngc_high = 2\ngc_low = 1\ngc_interval = \"24h\"\n")})
 	a := pushApp(t, n, "raced:1", appLayer("lower", busybox(t)...), appLayer("upper"))
 	pod := runPod(t, n, realnode.PodSpec{Handler: "vm"})
 	random := seeded(t)
