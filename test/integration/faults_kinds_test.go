@@ -102,8 +102,11 @@ var faults = []fault{
 			}
 		}
 		last(t, badTime)
-		if program == realnode.CRIO || program == realnode.Registry {
+		switch program {
+		case realnode.CRIO, realnode.Registry:
 			return m.kill(t, program) // nothing of ours: somebody restarts it
+		case conmon:
+			return func() { m.replaceSpared(t) } // which have no sockets now
 		}
 		return func() {}
 	}},
@@ -173,11 +176,17 @@ func (m *matrix) kill(t *testing.T, program string) (start func()) {
 			require.NoError(t, m.Start(t.Context(), program))
 			return
 		}
-		require.NoError(t, m.checkSpared(true))
-		for _, s := range m.spared {
-			await(t, func() error { return s.pod.Remove(t.Context()) })
-			s.ended()
-		}
+		m.replaceSpared(t)
+	}
+}
+
+// replaceSpared ends the spared containers, for others to be made in their place.
+func (m *matrix) replaceSpared(t *testing.T) {
+	t.Helper()
+	require.NoError(t, m.checkSpared(true))
+	for _, s := range m.spared {
+		await(t, func() error { return s.pod.Remove(t.Context()) })
+		s.ended()
 	}
 }
 
