@@ -695,8 +695,11 @@ func TestScratchNotAllowed(t *testing.T) {
 			"not allowed on this node: max_scratch_bytes; will be tried again")
 		assert.NotContains(t, w.store.calls(), "pull reg/b:1")
 		assert.Empty(t, w.store.leases())
+		w.wait() // it is tried again, in vain
 		w.stores.scratch.Store(request.DefaultScratchSize)
-		w.wait() // it is tried again
+		_, err = w.CreateContainer(p, container("c"))
+		require.ErrorContains(t, err, "max_scratch_bytes; will be tried again")
+		w.wait()
 		_, err = w.CreateContainer(p, container("c"))
 		require.NoError(t, err)
 	}))
