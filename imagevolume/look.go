@@ -201,7 +201,7 @@ func (m *Manager) find(ctx context.Context, l *look) ([]Image, []string, error) 
 			return nil, nil, err
 		}
 	}
-	if l.userNS != "" {
+	if l.userNS != "" && l.idMap == "" { // which never changes
 		idMap, err := m.mounts.IDMap(l.userNS)
 		if err != nil {
 			return nil, nil, mountFailure{err}
