@@ -287,9 +287,9 @@ func (r *Root) ready() error {
 // and reads it as a list of nothing: the next pull would take the files of layers, which containers may have mounted,
 // for leftovers.
 func (r *Root) checkLists() error {
-	for _, dir := range []string{r.store.GraphRoot(), r.imageHome()} {
+	for _, home := range r.homes() {
 		for _, file := range []string{"overlay-layers/layers.json", "overlay-images/images.json", "overlay-containers/containers.json"} {
-			path := filepath.Join(dir, file)
+			path := filepath.Join(filepath.Dir(home), file)
 			if info, err := os.Stat(path); err == nil && info.Size() == 0 {
 				return emptyList(path)
 			}
