@@ -3,14 +3,11 @@ package integration
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -19,7 +16,6 @@ import (
 	"github.com/opencontainers/image-spec/specs-go"
 	ispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"oras.land/oras-go/v2/registry/remote"
 	"oras.land/oras-go/v2/registry/remote/auth"
@@ -32,16 +28,9 @@ import (
 // much memory ocihold had at most and how often it wrote the bytes to disk.
 func BenchmarkLargeArtifact(b *testing.B) {
 	const size = 2_000_000_000
-	dir, err := os.MkdirTemp("", "bench")
-	require.NoError(b, err)
-	n, err := realnode.Up(b.Context(), realnode.Options{Dir: filepath.Join(dir, "n")})
-	require.NoError(b, err)
-	b.Cleanup(func() {
-		require.NoError(b, n.Down(context.WithoutCancel(b.Context())))
-		require.NoError(b, os.RemoveAll(dir))
-	})
+	n := bootForBench(b, realnode.Options{})
 	ref := pushLarge(b, n, "bench/artifact:1", size)
-	pid := ociholdPID(b, n)
+	pid := n.PID(b, realnode.Ocihold)
 	for b.Loop() {
 		before, began := procField(b, pid, "io", "write_bytes:"), time.Now()
 		pulled, err := n.OciholdImages().PullImage(b.Context(), &cri.PullImageRequest{Image: &cri.ImageSpec{Image: ref}})
@@ -80,20 +69,6 @@ func pushLarge(b *testing.B, n *realnode.Node, ref string, size int64) string {
 	described := descriptor(ispec.MediaTypeImageManifest, manifest, nil)
 	require.NoError(b, repository.PushReference(b.Context(), described, bytes.NewReader(manifest), repository.Reference.Reference))
 	return n.Ref(ref)
-}
-
-// ociholdPID is the process that serves ocihold's image service.
-func ociholdPID(t testing.TB, n *realnode.Node) int {
-	t.Helper()
-	conn, err := net.Dial("unix", n.ImageSocket())
-	require.NoError(t, err)
-	defer conn.Close()
-	raw, err := conn.(*net.UnixConn).SyscallConn() //nolint:forcetypeassert // it was asked for
-	require.NoError(t, err)
-	var peer *unix.Ucred
-	require.NoError(t, raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }))
-	require.NoError(t, err)
-	return int(peer.Pid)
 }
 
 // procField reads a number of a process.

@@ -1,9 +1,7 @@
 package integration
 
 import (
-	"context"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -36,14 +34,7 @@ func BenchmarkPull(b *testing.B) {
 
 func benchmarkPull(b *testing.B, layers [][]images.Entry) {
 	const rounds = 9
-	dir, err := os.MkdirTemp("", "bench")
-	require.NoError(b, err)
-	n, err := realnode.Up(b.Context(), realnode.Options{Dir: filepath.Join(dir, "n"), HandlerRoots: true})
-	require.NoError(b, err)
-	b.Cleanup(func() {
-		require.NoError(b, n.Down(context.WithoutCancel(b.Context())))
-		require.NoError(b, os.RemoveAll(dir))
-	})
+	n := bootForBench(b, realnode.Options{HandlerRoots: true})
 	ref := push(b, n, "bench/pull:1", layers...)
 
 	pull := func(images cri.ImageServiceClient, handler string) func() {

@@ -19,21 +19,27 @@ import (
 	"github.com/ocihold/ocihold/test/realnode"
 )
 
-// benchNode boots a node with an image of ten layers.
-func benchNode(b *testing.B) (n *realnode.Node, image string) {
+// bootForBench boots a node, in a new directory, for the time of the benchmark.
+func bootForBench(b *testing.B, o realnode.Options) *realnode.Node {
 	b.Helper()
 	dir, err := os.MkdirTemp("", "bench")
 	require.NoError(b, err)
-	settings := filepath.Join(dir, "debug.toml")
-	require.NoError(b, os.WriteFile(settings, []byte("log_level = \"debug\"\n"), 0o600))
-	n, err = realnode.Up(b.Context(), realnode.Options{Dir: filepath.Join(dir, "n"), OciholdConf: settings})
+	o.Dir = filepath.Join(dir, "n")
+	n, err := realnode.Up(b.Context(), o)
 	require.NoError(b, err)
 	b.Cleanup(func() {
 		require.NoError(b, n.Down(context.WithoutCancel(b.Context())))
 		require.NoError(b, os.RemoveAll(dir))
 	})
+	return n
+}
+
+// benchNode boots a node with an image of ten layers.
+func benchNode(b *testing.B) (n *realnode.Node, image string) {
+	b.Helper()
+	n = bootForBench(b, realnode.Options{OciholdConf: settings(b, "log_level = \"debug\"\n")})
 	image = push(b, n, "bench:1", images.Stack(10)...)
-	_, err = n.Pull(b.Context(), image)
+	_, err := n.Pull(b.Context(), image)
 	require.NoError(b, err)
 	return n, image
 }

@@ -1,12 +1,10 @@
 package integration
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/http"
 	"os"
-	"path/filepath"
 	"slices"
 	"syscall"
 	"testing"
@@ -128,14 +126,7 @@ func TestFullNode(t *testing.T) {
 // restarted CRI-O answers. And how long Synchronize takes, by which CRI-O tells it
 // of all containers.
 func BenchmarkFullNode(b *testing.B) {
-	dir, err := os.MkdirTemp("", "bench")
-	require.NoError(b, err)
-	n, err := realnode.Up(b.Context(), realnode.Options{Dir: filepath.Join(dir, "n")})
-	require.NoError(b, err)
-	b.Cleanup(func() {
-		require.NoError(b, n.Down(context.WithoutCancel(b.Context())))
-		require.NoError(b, os.RemoveAll(dir))
-	})
+	n := bootForBench(b, realnode.Options{})
 	f := newFullNode(b, n, 500)
 	for b.Loop() {
 		took := map[string][]time.Duration{}

@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -23,14 +22,7 @@ import (
 // CRI-O's root, beside CRI-O's own, which counts no layers: the first answer,
 // the first of a new process, and the median after that.
 func BenchmarkImageFsInfo(b *testing.B) {
-	dir, err := os.MkdirTemp("", "bench")
-	require.NoError(b, err)
-	n, err := realnode.Up(b.Context(), realnode.Options{Dir: filepath.Join(dir, "n")})
-	require.NoError(b, err)
-	b.Cleanup(func() {
-		require.NoError(b, n.Down(context.WithoutCancel(b.Context())))
-		require.NoError(b, os.RemoveAll(dir))
-	})
+	n := bootForBench(b, realnode.Options{})
 	began := time.Now()
 	writeImages(b, n, 300, 10)
 	b.Logf("written in %s", time.Since(began))
@@ -45,7 +37,7 @@ func BenchmarkImageFsInfo(b *testing.B) {
 	for b.Loop() {
 		b.ReportMetric(milliseconds(ask(n.OciholdImages())), "first-ms")
 		began := time.Now()
-		_, err = ociholdCommand(b, n, "df")
+		_, err := ociholdCommand(b, n, "df")
 		require.NoError(b, err)
 		b.ReportMetric(milliseconds(time.Since(began)), "df-ms")
 		require.NoError(b, n.Kill(b.Context(), realnode.Ocihold, unix.SIGTERM))

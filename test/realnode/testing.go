@@ -40,7 +40,7 @@ func Boot(t *testing.T, o Options) *Node {
 }
 
 // PID is the process id of one program of the node, which runs.
-func (n *Node) PID(t *testing.T, name string) int {
+func (n *Node) PID(t testing.TB, name string) int {
 	t.Helper()
 	record, err := os.ReadFile(n.paths.pid(name))
 	require.NoError(t, err)
